@@ -84,7 +84,7 @@ def broadcast_object(value: T) -> T:
     group = _group()
     if not group:
         return value
-    # A list, whose items torch replaces in place.
+    # torch replaces the items of a list in place.
     box = [value]
     group.broadcast_object_list(box, src=0)
     return box[0]
@@ -104,7 +104,7 @@ def from_main(make: Callable[[], T]) -> T:
     """Rank 0's result, or its ValueError or OSError, on every rank (other machines may not see rank
     0's files).
     """
-    # The error travels too: if only rank 0 raised it, the others would wait for rank 0 in the next
+    # The error is sent too: if only rank 0 raised it, the others would wait in their next
     # collective until its timeout.
     result: Any = None
     failure: Exception | None = None
@@ -123,7 +123,7 @@ def refuse_differences(values: Mapping[str, Any]) -> None:
     """Refuse ranks with different values (plain, by the names that users know); every rank must
     call it.
     """
-    # Every rank sees all values and raises the same error, so that none is left waiting.
+    # Every rank gets all values and raises the same error, so that none keeps waiting.
     first, *others = gather_objects(dict(values))
     differences = []
     for number, other in enumerate(others, 1):
@@ -132,7 +132,7 @@ def refuse_differences(values: Mapping[str, Any]) -> None:
                 values_of = f"{first.get(name)!r} on rank 0 and {other.get(name)!r} on rank"
                 differences.append(f"{name} is {values_of} {number}")
     if differences:
-        # With a wrong configuration file nearly every option differs.
+        # With a wrong configuration file nearly every option differs, so the list is cut.
         if len(differences) > MAX_NAMED:
             differences[MAX_NAMED:] = [f"and {len(differences) - MAX_NAMED} more"]
         raise ValueError(
@@ -162,11 +162,11 @@ def find_place(environment: Mapping[str, str], port: int) -> Place | None:
 
     `port` is where SLURM's tasks meet; 0 derives it from the job number.
     """
-    # torchrun's variables first: if srun has started one torchrun on each node, SLURM's describe
-    # torchrun and not the processes that it starts.
+    # torchrun's variables come first: if srun starts one torchrun on each node, SLURM's variables
+    # describe torchrun and not its processes.
     if "RANK" not in environment and _is_slurm_task(environment):
         return _place_in_slurm(environment, port)
-    # Without a group there is nothing to meet, so a lone process needs none of the other variables.
+    # A lone process joins no group, so the other variables may be missing.
     world_size = _number(environment, "WORLD_SIZE", 1)
     if world_size <= 1:
         return None
@@ -191,7 +191,7 @@ def find_place(environment: Mapping[str, str], port: int) -> Place | None:
 
 def is_first(environment: Mapping[str, str]) -> bool:
     """Whether this process is alone or rank 0, which shows progress."""
-    # From the environment, since this is asked before there is a group.
+    # Read from the environment, because there is no group yet.
     number = environment.get("RANK", "")
     if not number and _is_slurm_task(environment):
         number = environment.get("SLURM_PROCID", "")
@@ -268,7 +268,7 @@ def _number(environment: Mapping[str, str], name: str, default: int | None = Non
 
 def _group() -> Any:
     """torch.distributed if a group of several processes is running, else None."""
-    # Asked anew at each call: in a notebook, a group may start and end several times.
+    # Not cached, because in a notebook groups start and end.
     group = sys.modules.get("torch.distributed")
     is_running = group is not None and group.is_available() and group.is_initialized()
     return group if is_running and group.get_world_size() > 1 else None  # type: ignore[union-attr]

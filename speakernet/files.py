@@ -187,10 +187,10 @@ def atomic_write(path: str | Path, mode: str = "w", *, is_flushed: bool = True) 
     Readers of `path` see either the old content or the complete new content. Text is UTF-8 with
     Unix line ends. An unflushed file survives a kill, but not a power cut.
     """
-    # A reader must never see half a file, not even if the machine stops between two lines of this
-    # function. A rename within one folder is the only step that file systems promise to do whole,
-    # so everything is written under another name first, and flushed before the rename: otherwise
-    # some file systems rename a file whose content is not yet on the disk.
+    # Readers must never see half a file, even if the machine stops between two lines of this
+    # function. Only a rename within one folder is atomic, so the content is written under another
+    # name. It is flushed before the rename, because some file systems rename a file whose content
+    # is not on the disk yet.
     path = Path(path)
     # Renaming would replace a pipe or, as root, /dev/null with a file.
     with contextlib.suppress(FileNotFoundError):
@@ -276,9 +276,8 @@ def exclusive(folder: str | Path, *, waits: bool = False) -> Iterator[None]:
     If the block fails before it has written anything, new folders are removed again.
     """
     folder = Path(folder)
-    # Two things are told apart that both leave a lock file: a process that still runs holds the
-    # lock, which the system releases with the process; one that was killed left `running` behind,
-    # and only then are half-written files removed.
+    # A running process holds the lock, which the system releases when the process ends in any way.
+    # A killed one leaves the file `running`, and only then are half-written files removed.
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     # A separate file, because some versions of filelock empty the lock file.
@@ -326,8 +325,8 @@ def parallel_map(
     grow with their number. The bar, hidden by an empty description, counts `units_of` each result,
     out of `total`.
     """
-    # Not `Executor.map`, which takes all items at once: a million names, or a generator that lists
-    # a slow disk, would be read to the end before the first result.
+    # Not `Executor.map`, which reads all items first: a million names, or a generator that lists a
+    # slow disk, would delay the first result.
     waiting: collections.deque[Future[Result]] = collections.deque()
     source = iter(items)
     limit = max(1, num_jobs) * IN_FLIGHT_PER_WORKER
@@ -379,9 +378,8 @@ def own_command(command: str) -> str:
     """The command that a user types for `speakernet COMMAND`: in a checkout, which need not be
     installed, a script.
     """
-    # Commands in messages are there to be copied. In a checkout that is not installed there is no
-    # `speakernet`, so they name the script, and the one by which this process was started keeps its
-    # spelling.
+    # Commands in messages are meant to be copied. A checkout that is not installed has no
+    # `speakernet` command, so they name the script.
     word, _, part = command.partition(" ")
     script = {"train": "trainSpeakerNet.py", "prepare": f"data_prep/{part}.py"}.get(word)
     if script is None or not (CHECKOUT / script).is_file():
@@ -435,7 +433,7 @@ def is_own(path: Path) -> bool:
     """
     if not path.is_file():
         return False
-    # Read from both ends, because a zip has its table of members at the end, and ONNX its metadata.
+    # Both ends are read, because a zip has its table of members at the end, and ONNX its metadata.
     with path.open("rb") as file:
         content = file.read(MARK_BYTES)
         file.seek(max(file.tell(), path.stat().st_size - MARK_BYTES))
@@ -502,9 +500,9 @@ def yaml_nodes(text: str, name: str, *, has_lines: bool = False) -> yaml.Node | 
     def place(mark: Any) -> str:
         return f"{name}:{mark.line + 1 if mark else 1}" if has_lines else name
 
-    # A configuration may come from anywhere. Deep nesting overflows the stack of the composer,
-    # aliases grow exponentially when they are expanded, and a long number takes quadratic time: all
-    # three are found in the events, which cost linear time.
+    # A configuration may come from anybody. Deep nesting overflows the composer's stack, aliases
+    # expand exponentially, and a long number takes quadratic time; the events, which cost linear
+    # time, show all three.
     if len(text) > MAX_YAML:
         raise FileError(f"{name} is too long; expected at most {MAX_YAML:,} characters")
     # The anchors of the collections that are open, by level.
@@ -595,8 +593,8 @@ def read_arrays(
 def _read_array(
     archive: zipfile.ZipFile, member: zipfile.ZipInfo, archive_bytes: int
 ) -> np.ndarray:
-    # A header can claim any size. Deflate cannot shrink more than 1,033-fold, so a larger claim is
-    # a lie, and numpy would allocate it before reading a byte.
+    # A header can claim any size, and numpy would allocate it before reading a byte. Deflate cannot
+    # shrink data more than 1,033-fold, so a larger claim is false.
     if member.file_size > DEFLATE_LIMIT * (min(member.compress_size, archive_bytes) + 1):
         raise ValueError(
             f"{member.filename} claims {member.file_size:,} bytes, more than the file can hold"

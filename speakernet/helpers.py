@@ -36,7 +36,7 @@ class PerformanceTracker:
 
     def __init__(self, log_interval: int) -> None:
         self.log_interval = log_interval
-        # The same measurement as in training, so that both can be compared.
+        # Measured as in training, so that the figures can be compared.
         self._speed = RunSpeed("", 1, torch.device("cpu"))
         self._updated_at = time.perf_counter()
         self._loss_sum: Any = 0.0
@@ -51,9 +51,10 @@ class PerformanceTracker:
             batch_size: utterances in the step.
             loss: a loss on a GPU is only synchronised when it is logged.
         """
-        # A loss on a GPU is added up there: asking for its value each step would wait for the GPU.
+        # Losses are added up on their device; reading each one would wait for the GPU.
         now = time.perf_counter()
         seconds = now - self._updated_at if step_time is None else step_time
+        # Data loading counts too if no time is given, as in a loop that calls this once per step.
         self._updated_at = now
         self._speed.update(seconds, batch_size, {})
         self._loss_sum += loss.detach() if isinstance(loss, Tensor) else loss
@@ -64,7 +65,7 @@ class PerformanceTracker:
         """Log and return the speed, memory and mean loss of all steps so far."""
         summary = self._speed.summary()
         steps = summary["steps"]
-        # Here at last the loss leaves the GPU, once for many steps.
+        # The only place that waits for the GPU, once for many steps.
         summary["mean_loss"] = float(self._loss_sum) / max(1, steps)
         speed = summary.get("utterances_per_second", 0.0)
         logger.info(
@@ -108,9 +109,8 @@ class BatchSizeOptimizer(BatchSizeFinder):
                 f"min_batch_size is {min_batch_size} and max_batch_size {max_batch_size}; "
                 "expected 1 <= min_batch_size <= max_batch_size"
             )
-        # Whether a batch fits and how fast it is can only be found by running steps, because
-        # fragmentation and kernels depend on the shapes. The search itself is that of `speakernet
-        # find-batch-size`.
+        # Only running steps shows whether a batch fits and how fast it is, because kernels and
+        # fragmentation depend on its shape. The search is that of `speakernet find-batch-size`.
         self._bounds = (min_batch_size, max_batch_size)
         super().__init__(model, sample_batch_fn, step or self._gradients)
 
@@ -124,7 +124,7 @@ class BatchSizeOptimizer(BatchSizeFinder):
 
     def _gradients(self, batch: Any) -> None:
         output = self.net(**batch) if isinstance(batch, Mapping) else self.net(batch)
-        # Models of transformers return an object with their loss.
+        # Models of the transformers library return an object that holds the loss.
         getattr(output, "loss", output).sum().backward()
 
 
@@ -144,7 +144,7 @@ def log_system_info() -> dict[str, Any]:
         "processor": system_info()["cpu"],
         "gpus": [gpu["name"] for gpu in system_info()["gpus"]],
         "threads": torch.get_num_threads(),
-        # Software emulates bf16 on other machines, slower than float32.
+        # Other machines emulate bf16 in software, slower than float32.
         "bf16": native_bf16() or (torch.cuda.is_available() and torch.cuda.is_bf16_supported()),
         "compiler for torch.compile": shutil.which("c++")
         or shutil.which("g++")
@@ -154,7 +154,7 @@ def log_system_info() -> dict[str, Any]:
         "flash attention": torch.backends.cuda.flash_sdp_enabled() and torch.cuda.is_available(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
-    # One line each, so that a log can be searched for what was off.
+    # One line each, so that a log can be searched for them.
     for name, value in found.items():
         logger.info("%s: %s", name, value if value not in (None, False, [], "") else "no")
     return found

@@ -56,8 +56,8 @@ Row = TypeVar("Row")
 T = TypeVar("T")
 
 
-# Why pydantic and not plain dataclasses: bounds. A typing mistake in a number is the usual one, and
-# without bounds it shows as an allocation error minutes later, far from the line that has it.
+# pydantic instead of plain dataclasses because it checks bounds: without them a mistyped number
+# fails minutes later, in an allocation far from the line that has it.
 class Options(BaseModel):
     """The base of all options. A value that its field does not accept raises `OptionError`."""
 
@@ -87,7 +87,7 @@ class Options(BaseModel):
         choices = alternatives(cls.model_fields[str(info.field_name)].annotation)
         if not isinstance(value, bool) or bool in choices:
             return value
-        # Only these four words of YAML 1.1 also occur as values here.
+        # Of the words that YAML 1.1 reads as booleans, only these are values of our options.
         for word in ("on", "yes") if value else ("off", "no"):
             if word in choices:
                 return word
@@ -113,7 +113,7 @@ class OptionError(ValueError):
     def __init__(
         self, owner: type[Options], values: Mapping[str, Any], error: ValidationError
     ) -> None:
-        # One mistake at a time: further ones often follow from the first.
+        # Only the first mistake is reported, because others often follow from it.
         first = error.errors()[0]
         self.field = str(*first["loc"][:1])
         self.found = self._describe(owner, values, first)
@@ -188,8 +188,8 @@ def needs_outside(components: Iterable[Component]) -> dict[str, str]:
 def create(component: Component, options: Any, **context: Any) -> Any:
     """Build a component from its options and the parts of `context` that its signature asks for."""
     target = component.load()
-    # Components ask for what they need by the names of their parameters. A new part of the context
-    # then changes no component, and a component that needs nothing does not have to accept it.
+    # Components name what they need as parameters, so a new part of the context changes no
+    # component, and none has to accept what it does not use.
     offered = {"options": options, **context}
     return target(
         **{name: offered[name] for name in inspect.signature(target).parameters if name in offered}

@@ -163,10 +163,12 @@ class Bar(contextlib.ExitStack):
         """
         if not self.total:
             return f"{self.what}: {self._status()}"[:columns]
+        # Never above 100 %, because a total may be an estimate.
         share = min(1.0, self.done / self.total)
         begin = f"{self.what} {100 * share:3.0f} %"
         end = self._status()
         width = columns - len(begin) - len(end) - 4
+        # In a narrow terminal the numbers matter more than the bar.
         if width < SHORTEST_BAR:
             return f"{begin} {end}"[:columns]
         filled = round(share * width)
@@ -181,6 +183,7 @@ class Bar(contextlib.ExitStack):
         if self._unit != "B":
             amount += f" {plural(self.total or self.done, self._unit)}"
         parts = [amount]
+        # The speed is that of this start: what an earlier one had done took no time now.
         worked = self.done - self._done_before
         seconds = self._clock() - self._began
         if worked > 0 and seconds > 0:

@@ -169,15 +169,18 @@ def run_command(module_name: str, program: str, arguments: Sequence[str]) -> int
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     # pydantic searches every installed package for plugins, of which a command uses none.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    # Restored at the end, since a notebook may run several commands in one process.
     generations = gc.get_threshold()
     gc.set_threshold(YOUNG_OBJECTS, *generations[1:])
     module = importlib.import_module(module_name)
+    # Where 1 is an answer, as in `verify`, errors have another status.
     failed = getattr(module, "ERROR_STATUS", None)
     try:
         if hasattr(module, "main"):
             result = module.main(arguments)
         else:
             result = module.run(_parse(module, program, arguments))
+        # Written only once the command has succeeded, so that a failed one prints no half answer.
         if isinstance(result, list):
             sys.stdout.writelines(f"{line}\n" for line in result)
         sys.stdout.flush()
@@ -256,6 +259,7 @@ def build_parser(module: ModuleType, program: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=program,
         description=module.__doc__,
+        # An abbreviation that is unique today may become ambiguous with the next option.
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -289,6 +293,7 @@ def _parse(module: ModuleType, program: str, rest: Sequence[str]) -> argparse.Na
         for place, word in enumerate(rest):
             if word in ("-h", "--help"):
                 parser.epilog = _help_on_configuration(rest[place + 1 : place + 2])
+        # The rest are options of the configuration, which `load_configuration` checks.
         parsed, config_arguments = parser.parse_known_args(rest)
         parsed.config_arguments = config_arguments
     else:
@@ -337,6 +342,7 @@ def _check_outputs(
                 # Path.exists would raise for a person's name that is too long for a file.
                 if isinstance(item, str | Path) and os.path.exists(item):  # noqa: PTH110
                     inputs.append(item)
+    # Some names only follow from several options together, which only the command knows.
     if hasattr(module, "outputs"):
         outputs = module.outputs(parsed)
     check_outputs(outputs, inputs, is_forced=parsed.force)
@@ -376,6 +382,7 @@ def _add_components(rest: Sequence[str]) -> None:
     """Add the components of installed packages and of `--plugin`, before the options of any
     component are read.
     """
+    # A parser of its own, because plug-ins add components that --help of the real one describes.
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--plugin", **PLUGIN)
     plugins = parser.parse_known_args(rest)[0].plugin

@@ -77,8 +77,7 @@ def outputs(arguments: argparse.Namespace) -> dict[Path, bool]:
 
 def run(arguments: argparse.Namespace) -> list[str]:
     """Fit, choose and write; return lines on what was tried and chosen."""
-    # Kaldi's files describe a back end that is already fitted, so the two ways exclude each other:
-    # nothing is fitted if one is imported.
+    # Kaldi's files hold a back end that is already fitted, so they exclude the options of a fit.
     if arguments.plda is None and (arguments.mean or arguments.transform):
         raise ValueError("--mean and --transform need --plda FILE")
     if arguments.plda is not None and (arguments.labels or arguments.method != "auto"):
@@ -89,9 +88,8 @@ def run(arguments: argparse.Namespace) -> list[str]:
     foreign = None
     if arguments.plda:
         foreign = adapt.ForeignFiles(arguments.plda, arguments.mean, arguments.transform)
-    # The network never changes here. A few hundred recordings can move a mean or a whitening, but
-    # are too few to train on; so a back end is fitted behind the network, and the old file stays as
-    # it is.
+    # Only a back end behind the network is fitted: a few hundred recordings are too few to train
+    # on.
     adapted = adapt.adapt(
         arguments.model,
         arguments.recordings,
@@ -112,8 +110,8 @@ def run(arguments: argparse.Namespace) -> list[str]:
     if adapted.num_speakers:
         fitted += f" of {counted(adapted.num_speakers, 'speaker')}"
     lines += [fitted, *adapted.notes]
-    # Without labels there are no trials to calibrate on. The scores have changed all the same, so
-    # the old calibration would be wrong and was dropped.
+    # Without labels there are no trials to calibrate on, and the old calibration does not hold for
+    # the new scores, so it was dropped.
     path = adapted.path
     if adapted.fit is None:
         command = f"speakernet calibrate --model {path} --trials LIST"

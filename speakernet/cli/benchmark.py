@@ -39,8 +39,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
     # Late: bad options are refused before torch is imported.
     from speakernet.assembly.benchmark import measure, table
 
-    # The loader is measured alone and then together with the step, because only the difference
-    # tells which of the two a faster machine should have more of.
+    # The loader is measured alone and with the step, to show which of the two limits the speed.
     figures = measure(config, arguments.num_batches)
     write_figures(arguments.json, figures)
     return ["", table(figures)]

@@ -69,9 +69,9 @@ ARGUMENTS = {
 }
 
 
-# Two situations. With labelled trials of any speakers, the threshold is for pairs of people the
-# model never heard. With a store, it is for these people: their own recordings are the targets, and
-# one another's and the cohort's the non-targets.
+# With labelled trials the threshold is for pairs of unknown people. With a store it is for the
+# people in it: their own recordings are the targets, and the recordings of the others and of the
+# cohort the non-targets.
 def run(arguments: argparse.Namespace) -> list[str]:
     """Embed, score, fit and write; return the figures."""
     if (arguments.trials is None) == (arguments.store is None):
@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
     ):
         raise ValueError("--audio and --quality need --trials; --cohort needs --store")
     quality = arguments.quality
-    # `none` differs from leaving the option out, where durations are tried and used if they help.
+    # Without the option, durations are tried and used if they help; `none` turns that off.
     if quality and NO_QUALITY in quality:
         if len(quality) > 1:
             raise ValueError(f"--quality {' '.join(quality)}: expected none alone, or measures")
@@ -111,7 +111,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
             fit, results, backup = bulk.calibrate_on_people(
                 verifier, store, cohort, arguments.prior, arguments.out
             )
-    # Warnings come before the thresholds, so that nobody copies a threshold and stops reading.
+    # Warnings come before the thresholds, where they are not overlooked.
     notes = cautions(results)
     if arguments.cohort:
         notes.append(
@@ -128,9 +128,8 @@ def run(arguments: argparse.Namespace) -> list[str]:
     for threshold in fit.thresholds:
         lines.append(f"threshold {decision.described_threshold(threshold)}")
     if fit.lengths:
-        # The only measure that is compared; asked for, it is used in any case.
-        # A calibration from whole recordings is too certain about short ones. The table shows by
-        # how much, at the durations that callers give.
+        # Durations are the only measure that is compared; asked for, it is used in any case. The
+        # table shows how much too certain a calibration from whole recordings is about short ones.
         lines += length_table(fit.lengths, is_used=bool(quality) or durations.helps(fit.lengths))
     thresholds = counted(len(fit.thresholds), "threshold")
     written = (
@@ -149,7 +148,7 @@ def length_table(lengths: Sequence["LengthFigures"], *, is_used: bool) -> list[s
         "false accepts and misses at the threshold for 1 %:",
         "  test   trials         Cllr            DCF(0.01)       false accepts %   misses %",
     ]
-    # Both columns are of the same trials, cut to these lengths; only the decision differs.
+    # Both columns are from the same trials, cut to these lengths.
     for length in lengths:
         cells = [f"{length.num_targets:,} + {length.num_nontargets:,}".ljust(14)]
         for values, digits in (

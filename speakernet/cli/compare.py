@@ -105,25 +105,23 @@ class System(NamedTuple):
     runs: list[Run]
 
 
-# Which of two systems is better is a question about speakers, not about trials: thousands of trials
-# of forty people are forty observations. So speakers are drawn, with the same draws for every
-# system, and the differences are looked at instead of two intervals side by side, which overlap
-# long before a difference is insignificant. Seeds are the second source of chance; only groups of
-# runs show it.
+# A list has many trials but few speakers, and trials of one speaker depend on each other, so
+# speakers are drawn. All systems get the same draws, and the interval is that of the difference:
+# two separate intervals may overlap although the difference is significant. Seeds are a second
+# source of chance, which only groups of runs show.
 def run(arguments: argparse.Namespace) -> list[str]:
     """Read and compare; return a table, and a sentence for each figure."""
     groups = _read_groups(arguments.group)
     folders = [*itertools.chain(*groups.values()), *arguments.scores]
     _refuse(arguments, len(groups) + len(arguments.scores), folders)
-    # Without --trials, the list is taken from the folders, and it must be the same in all of them:
-    # scores of different lists cannot be paired.
+    # Without --trials the list comes from the folders, which have to agree: scores of different
+    # lists cannot be paired.
     trials = read_trials(arguments.trials) if arguments.trials else list_in_common(folders)
     systems = [_read_system(name, paths, trials) for name, paths in groups.items()]
     systems += [_read_system("", [path], trials) for path in arguments.scores]
     speakers = speakers_of(trials, arguments.speaker_table)
     paths = [run.path for system in systems for run in system.runs]
-    # Runs may have been evaluated with costs of their own. If all share them, they apply here too;
-    # if they differ, every DCF is computed with costs of one.
+    # Runs may have costs of their own. If all agree, they apply here too; otherwise costs of 1 do.
     costs = common_costs(read_results(path.with_name(RESULTS)) for path in paths)
     result = compare_scores(
         trials,
@@ -135,8 +133,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
         priors=arguments.priors,
         is_paired=_have_same_seeds(systems),
     )
-    # A difference between runs that differ in nothing but their seed is marked: it only says that
-    # seeds matter.
+    # Runs that differ only in their seed are one system, so such a difference is marked.
     first, *others = (system.runs[0].configuration for system in systems)
     result = result.with_one_system([is_other_seed(first, other) for other in others])
     letters = [chr(ord("A") + number) for number in range(len(systems))]
@@ -155,7 +152,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
 
 def _read_groups(words: Sequence[str]) -> dict[str, list[Path]]:
     """The runs of each group by its name."""
-    # A group of one run would have no spread over seeds, and would look as certain as the others.
+    # A group of one run has no spread over seeds and would look as certain as the others.
     groups: dict[str, list[Path]] = {}
     for word in words:
         name, _, runs = word.partition("=")
@@ -187,8 +184,7 @@ def _refuse(arguments: argparse.Namespace, num_systems: int, folders: Sequence[P
             raise ValueError(
                 f"{path}: there is no such file or folder; give a score file or the folder of a run"
             )
-    # A difference of a system from itself is zero with an interval of zero, which looks like a
-    # result.
+    # A system differs from itself by zero with an interval of zero, which looks like a result.
     if len({path.resolve() for path in folders}) < len(folders):
         raise ValueError(
             f"a system was given twice: {', '.join(map(str, folders))}; name each one once"
@@ -202,8 +198,8 @@ def _read_system(name: str, folders: Sequence[Path], trials: TrialList) -> Syste
         path, scores = find_scores(folder, trials)
         runs.append(Run(path, scores, configuration_of(path)))
     if all(run.seed is not None for run in runs):
-        # Sorted, so that run 1 of one group and run 1 of the other have the same seed: their common
-        # luck (initial weights, order of batches) cancels in the difference.
+        # Sorted by seed, so that paired runs share initial weights and order of batches, whose
+        # effect cancels in the difference.
         runs.sort(key=lambda run: run.seed or 0)
     return System(name, runs)
 
@@ -211,8 +207,8 @@ def _read_system(name: str, folders: Sequence[Path], trials: TrialList) -> Syste
 def _have_same_seeds(systems: Sequence[System]) -> bool:
     """Whether all systems have the same seeds, so that their runs are paired."""
     first, *others = ([run.seed for run in system.runs] for system in systems)
-    # Paired only if every seed is known and none occurs twice; a wrong pairing makes intervals too
-    # narrow, none at all only makes them wider.
+    # A wrong pairing makes intervals too narrow, no pairing only makes them wider. So every seed
+    # has to be known and different.
     is_known = None not in first and len(set(first)) == len(first)
     return is_known and all(seeds == first for seeds in others)
 
@@ -250,7 +246,7 @@ def _cautions(systems: Sequence[System], letters: Sequence[str]) -> list[str]:
                 "with that of another (--group NAME=RUN,RUN,…)"
             )
             break
-    # A model that was chosen on the reported list has an advantage over one that was not.
+    # A model that was chosen on the reported list has an advantage.
     for letter, system in zip(letters, systems, strict=True):
         caveats = (chosen_on_reported(run.path) for run in system.runs)
         lines += [f"{letter}: {caveat}" for caveat in dict.fromkeys(filter(None, caveats))]

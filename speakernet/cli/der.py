@@ -78,7 +78,8 @@ def run(arguments: argparse.Namespace) -> list[str]:
             reference, turns, scored, collar=arguments.collar, skips_overlap=arguments.skip_overlap
         )
         systems.append(errors)
-        # Recordings are drawn, not seconds: the errors of one recording depend on each other.
+        # Recordings are drawn rather than seconds, because errors within a recording depend on each
+        # other.
         draws.append(errors.draws(arguments.draws, arguments.seed)[:, 0])
     no_interval = ""
     if not any(reference.values()):
@@ -102,8 +103,8 @@ def run(arguments: argparse.Namespace) -> list[str]:
         )
     first = arguments.hypothesis[0]
     for path, errors, drawn in zip(arguments.hypothesis[1:], systems[1:], draws[1:], strict=True):
-        # All systems have the same draws (one seed), so that the hard recordings are hard for both
-        # sides of a difference.
+        # All systems get the same draws (one seed), so that hard recordings count equally on both
+        # sides.
         low, high = interval(drawn - draws[0])
         word = "not significant" if low <= 0 <= high else "significant"
         certainty = f"interval {low:+.2f} to {high:+.2f}: {word}"
@@ -131,8 +132,8 @@ def _compare_recordings(
         raise ValueError(
             f"{path} {what} none of the recordings in {reference_path}, such as {first!r}"
         )
-    # Tools leave out files in which they found no speech. That is an answer (silence), so it is
-    # scored, but it may also be a mistyped name, so it is also said.
+    # Some tools leave out files without speech, so a missing recording is scored as silence. It may
+    # also be a mistyped name, so it is reported.
     unlike = reference.keys() ^ turns.keys()
     if unlike:
         channels = list({**reference, **turns})

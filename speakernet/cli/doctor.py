@@ -65,11 +65,10 @@ def run(arguments: argparse.Namespace) -> int:
     config = None
     if arguments.config_arguments:
         config = load_configuration(arguments.config_arguments).config
-    # The doctor never changes anything, and does not stop at the first problem: a list is repaired
-    # once, not once per run of the doctor.
+    # All problems are collected, so that a list is repaired once and not once for each run of the
+    # doctor.
     findings = full_check(_request(arguments, config))
-    # Only a configuration tells what the lists are for; without one, lists and machine are all
-    # there is to check.
+    # Without a configuration there are only lists and the machine to check.
     if config is not None:
         # Late: torch takes two seconds to import, and a mistyped option should not wait for it.
         from speakernet.assembly.runs import check_options
@@ -98,8 +97,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _request(arguments: argparse.Namespace, config: Config | None) -> CheckRequest:
     if not arguments.min_seconds >= 0:
         raise ValueError(f"--min_seconds {arguments.min_seconds:g}; expected at least 0")
-    # From the most special to the most general: this option, the root of all lists, the folder that
-    # the list itself lies in.
+    # From the most specific to the most general: this option, the root of all lists, the folder of
+    # the list itself.
     root = arguments.trial_root or arguments.root
     request = CheckRequest(
         trials=tuple((path, root or audio_folder_of(path)) for path in arguments.trials),
@@ -113,7 +112,7 @@ def _request(arguments: argparse.Namespace, config: Config | None) -> CheckReque
             request = dataclasses.replace(request, train_list=arguments.list, train_root=train_root)
         return request
     request = dataclasses.replace(request, save_path=Path(config.training.save_path or "exps"))
-    # Its lists do not exist before the first run, which would give an error for a healthy setup.
+    # The first run makes these lists; until then they would be reported as missing.
     if _is_corpus_pending(config):
         return dataclasses.replace(request, trials=())
     data = config.data
@@ -125,7 +124,7 @@ def _request(arguments: argparse.Namespace, config: Config | None) -> CheckReque
     for test_list in data.test_lists.values():
         if not test_list.optional:
             trials.append((test_list.list, test_list.path or data.test_path))
-    # A set, because validation and test are often the same list, which need not be read twice.
+    # A set, because validation and test are often the same list.
     lists = {_located(path, audio) for path, audio in trials if path}
     corpora = {}
     for name, corpus in data.corpora.items():

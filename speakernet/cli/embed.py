@@ -50,9 +50,9 @@ def run(arguments: argparse.Namespace) -> int:
     from speakernet.inference.bulk import embed_files
     from speakernet.inference.recordings import audio_inputs
 
-    # Two ways to share the work: torchrun or srun start all processes, and their rank is the part;
-    # on machines without such a launcher, people start them one by one with --part. Either way the
-    # parts meet on disk only, so a killed one can be repeated alone.
+    # torchrun and srun start all processes, whose rank is the part; elsewhere each is started by
+    # hand with --part. In both cases parts meet only on disk, so a killed one can be repeated
+    # alone.
     place = find_place(os.environ, 0)
     if place and arguments.part:
         raise ValueError(
@@ -66,8 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
     source, names = audio_inputs(
         arguments.audio, verifier.sample_rate, sys.stdin, arguments.channel
     )
-    # Whole recordings are the default, as in published protocols; decisions are about detected
-    # speech, and embeddings are only comparable if both sides were made in the same way.
+    # Whole recordings by default, as in published protocols. Decisions are about detected speech,
+    # and embeddings should only be compared with those made in the same way.
     if arguments.speech:
         source = spoken(source)
     num_embedded, num_kept, problems, missing = embed_files(

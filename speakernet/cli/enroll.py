@@ -37,8 +37,8 @@ ARGUMENTS = {
 logger = logging.getLogger(__name__)
 
 
-# One way through for one person and for a folder of them: a folder is just more pairs of a name and
-# its inputs.
+# One person and a folder of people take the same path: a folder gives more pairs of a name and its
+# inputs.
 def run(arguments: argparse.Namespace) -> int:
     """Check the recordings, embed them and store the embeddings; the exit status is 1 if people
     were left out.
@@ -84,8 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
             logger.warning("%s is left out: %s", name, error)
             num_left_out += 1
             continue
-        # Warnings do not stop an enrolment, since a poor recording is better than none; --strict is
-        # for those who can ask for another one.
+        # A poor recording is better than none, so warnings only stop an enrolment with --strict.
         for warning in enrolled.warnings:
             logger.warning("%s", warning)
         added = f"{counted(enrolled.added, 'recording')} added"
@@ -96,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
     if folder:
         enrolled_people = counted(len(people) - num_left_out, "person")
         sys.stdout.write(f"{enrolled_people} of {len(people)} enrolled in {store}\n")
-    # Not an error: the others are enrolled, and a script can see that somebody is missing.
+    # A status rather than an error, because the others are enrolled.
     return int(num_left_out > 0)
 
 

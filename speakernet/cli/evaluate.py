@@ -117,7 +117,7 @@ def outputs(arguments: argparse.Namespace) -> dict[Path, bool]:
 
 def run(arguments: argparse.Namespace) -> list[str] | int:
     """Evaluate the score files, or score the test list of the configuration."""
-    # Without scores, this is `train --eval` under the name that people look for first.
+    # Without scores this is `train --eval`, under a name that is easier to find.
     folder = arguments.save_path
     if not arguments.scores:
         if folder:
@@ -128,12 +128,11 @@ def run(arguments: argparse.Namespace) -> list[str] | int:
         raise ValueError(
             f"{arguments.config_arguments[0]} does not apply to --scores, which runs no model"
         )
-    # The files of an evaluation have the names of those of a run, so they would replace the results
-    # of the training.
+    # The files of an evaluation are named like those of a run and would replace its results.
     if folder and any((folder / name).exists() for name in (METRICS, LAST, BEST)):
         raise ValueError(f"{folder} is the folder of a training run; give another one with --out")
-    # Scores of any tool go through the same figures and the same report as those of a run, so that
-    # a baseline can stand beside our systems.
+    # Scores of any tool get the same figures and report as a run, so that baselines can be
+    # compared.
     evaluation = evaluate_scores(arguments)
     lines = [*evaluation.lines(DIGITS), *_details(evaluation.results)]
     if arguments.json:
@@ -159,8 +158,7 @@ def evaluate_scores(arguments: argparse.Namespace) -> Evaluation:
         raise ValueError(
             f"--draws {arguments.draws}: expected 0 (no intervals) or at least {MIN_DRAWS}"
         )
-    # The options of a configuration, so that the figures of both ways to evaluate come from one
-    # place.
+    # The options of a configuration, so that both ways to evaluate compute the same figures.
     options = EvaluationOptions(
         dcf_target_priors=arguments.priors,
         bootstrap_samples=arguments.draws,
@@ -181,9 +179,9 @@ def evaluate_scores(arguments: argparse.Namespace) -> Evaluation:
         if len(columns) > 1:
             scores = llrs
     speakers = speakers_of(trials, arguments.csv)
-    # The seed is fixed, so that evaluating the same scores twice gives the same interval.
+    # With a fixed seed the same scores always get the same intervals.
     results = figures(trials, scores, speakers, options, DEFAULT_SEED, llrs)
-    # Names and checksums, because the question "which list was that?" comes months later.
+    # With checksums, so that the lists can still be identified months later.
     lists = [("trials", arguments.trials), *(("scores", file) for file in files)]
     is_fitted_here = False
     if fit is not None:
@@ -229,8 +227,8 @@ def _fit(arguments: argparse.Namespace, num_systems: int) -> AffineCalibration |
     paths = arguments.fusion_scores or []
     if not paths and num_systems == 1:
         return None
-    # Weights fitted on the reported list would be optimistic. They are not refused if somebody
-    # insists, but the report then says so (`_warnings`).
+    # Weights fitted on the reported list are optimistic; that is allowed, but the report says so
+    # (`_warnings`).
     if not arguments.fusion_trials or len(paths) != num_systems:
         raise ValueError(
             f"--fusion_scores has {counted(len(paths), 'file')} for {num_systems} in --scores; "

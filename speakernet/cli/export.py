@@ -57,8 +57,8 @@ ARGUMENTS = {
 
 def run(arguments: argparse.Namespace) -> list[str]:
     """Export and compare; return how close the embeddings are."""
-    # All of the work is in `assembly`: an export needs the model, the front end and trials at once,
-    # which no other package may know together.
+    # `assembly` does the work: an export needs the model, the front end and trials, which no other
+    # package may import together.
     # Late: --help and a mistyped option need no torch.
     from speakernet.assembly.exchange import export
 

@@ -28,8 +28,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
 
     path = fetch(arguments.name)
     if arguments.out is not None:
-        # The cache has links by name; a copy (or hard link) of the file itself stays usable if the
-        # cache is emptied.
+        # The cache holds links; a copy (or hard link) of the file itself outlives the cache.
         place(path.resolve(), arguments.out)
         path = arguments.out
     hint = f"`speakernet info {path}` shows its licence"

@@ -27,7 +27,7 @@ ARGUMENTS = {
 def run(arguments: argparse.Namespace) -> list[str]:
     """Return every size tried, the fastest, and a recommendation."""
     config = load_configuration(arguments.config_arguments).config
-    # NaN and infinity would pass a plain comparison and then never fit, or always.
+    # Written so that NaN is refused too; neither it nor infinity becomes an integer below.
     if not 0 <= arguments.memory_limit_gib < math.inf:
         raise ValueError(
             f"--memory_limit_gib: {arguments.memory_limit_gib:g}; expected 0 (the default) or more "
@@ -37,9 +37,8 @@ def run(arguments: argparse.Namespace) -> list[str]:
     from speakernet.assembly.benchmark import configured_batch_size, find_batch_size, recommendation
 
     limit = int(arguments.memory_limit_gib * 2**30)
-    # The fastest size is rarely the largest that fits: beyond a point, memory traffic grows and
-    # speed does not. So all sizes are timed, and the advice weighs the recipe's own batch against
-    # them.
+    # The fastest size is often not the largest that fits, so every size is timed. The advice
+    # compares the fastest with the configured one.
     finder, best = find_batch_size(
         config, arguments.min_batch_size, arguments.max_batch_size, limit
     )

@@ -64,8 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.top < 1:
         raise ValueError(f"--top {arguments.top}: expected at least 1")
-    # The order on the screen is for a person: first the answer, then what may be wrong with it.
-    # Programs read --json, where all of it is one object.
+    # The answer comes first on the screen, then what may be wrong with it. Programs read --json,
+    # where all of it is one object.
     with answer_first(is_verbose=arguments.verbose):
         verifier = load_verifier(arguments)
         heard = verifier.hear(verifier.open(arguments.audio, channel=arguments.channel))
@@ -73,8 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
             identification = identify(
                 verifier, store, heard, top=arguments.top, **limits_of(arguments)
             )
-            # The nearest person's recordings show whether they were enrolled over another kind of
-            # channel, the usual reason for a score that is too low.
+            # The nearest person's recordings show whether they came over another kind of channel, a
+            # frequent reason for a low score.
             nearest = []
             if identification.candidates:
                 nearest = store.recordings(identification.candidates[0][0])
@@ -110,12 +110,12 @@ def answer_lines(answer: "Identification", requested_rate: float | None = None) 
         lines.append(f"  {row}. {similarity:.4f} {candidate}")
     if not decision.is_made:
         lines.append(decision.sentence)
-    # The threshold and the odds come from different questions and can disagree near the border;
-    # saying so is better than hiding one of them.
+    # Threshold and odds answer different questions and can disagree near the border, so both are
+    # shown.
     if answer.name is None and decision.same_speaker:
         lines.append("the score reaches the threshold, but two speakers are more likely than one")
-    # A stranger gets one chance per enrolled person, so the rate for a store is at most the number
-    # of people times that of a pair, and less if these people sound alike: hence "up to".
+    # A stranger can be mistaken for every enrolled person, so the rate is at most that of a pair
+    # times the number of people, and lower if their voices are alike: hence "up to".
     if answer.stranger_rate is not None and decision.false_accept_rate is not None:
         people = counted(answer.num_people, "person")
         line = (

@@ -45,15 +45,16 @@ def run(arguments: argparse.Namespace) -> list[str]:
     files = [*arguments.files]
     if arguments.large_margin:
         files.append(arguments.large_margin)
-    # Read first, converted together: a stage is written as its differences from the one before.
+    # All are read before the conversion, because a stage is written as differences from the one
+    # before.
     read = [read_yaml_file(path, EXPECTED) for path in files]
     names = ", ".join(map(str, files))
     for path, contents in zip(files, read, strict=True):
         if not isinstance(contents, dict):
             raise FileError(f"{path} is not a YAML mapping; expected {EXPECTED}")
-    # Foreign files are wrong in every way. What is missing is a LookupError, a value that ours does
-    # not take an OptionError (named by their option), a name without a counterpart a ValueError,
-    # and a list in place of a number the last two.
+    # A missing option is a LookupError; a value that our option does not take an OptionError; a
+    # name without a counterpart a ValueError; a list in place of a number a TypeError or
+    # AttributeError.
     try:
         sections, notes = converted(*read)
         config_from_dict(sections)

@@ -20,7 +20,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
     # Late: --help needs no torch.
     from speakernet.inference import decision, verifier
 
-    # Loaded like for use, not only unpickled: a file that `info` describes also works.
+    # Loaded as for use, so that a file that `info` describes is known to work.
     model = verifier.load(arguments.model, "cpu")
     path = Path(arguments.model)
     net = model.net
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
         ("licence", licence),
         ("calibrated", calibrated),
     ]
-    # A file may have several: one per scoring method, and one with durations beside each.
+    # A file may have a calibration for each scoring method, and another with durations.
     for fit in (contents.get("calibration") or {}).get("fits", ()):
         rows.append(("calibration", _fit(fit)))
     for threshold in contents.get("thresholds") or ():

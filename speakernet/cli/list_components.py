@@ -54,7 +54,7 @@ def _models() -> Iterator[str]:
     """Every size of every family and its cost."""
     yield "  as published; MACs for 2 seconds of audio, from features to embedding"
     yield MODEL_ROW.format("name", "parameters", "MACs", "embedding", "mels", "paper")
-    # By family and not by name, because sizes of one family are what people choose between.
+    # Grouped by family, because the choice is mostly among sizes of one family.
     for sizes in FAMILIES.values():
         yield summary(next(iter(sizes.values())).options)
         for name, component in sizes.items():
@@ -64,8 +64,7 @@ def _models() -> Iterator[str]:
 
 
 def _options(holder: str) -> Iterator[str]:
-    # Options of the whole section are the same for all its components and would bury the
-    # differences.
+    # Options that all components of a section share would hide the differences.
     common = SECTIONS[holder].model_fields if holder in SECTIONS else {}
     for row in rows(holder):
         if row.key.rpartition(".")[2] not in common:

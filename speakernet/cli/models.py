@@ -29,8 +29,8 @@ def run(arguments: argparse.Namespace) -> list[str]:
     for name, entry in catalogue().items():
         rates = [entry.get("eer", {}).get(trials, "-") for trials in LISTS]
         parameters = entry.get("parameters", "-")
-        # The size is computed, not asked for: the list works without a network.
-        # Weights of 4 bytes; given as a number of millions such as "6.63 M".
+        # Computed from a number of millions such as "6.63 M", with weights of 4 bytes, so that the
+        # list needs no network.
         size = f"{4 * float(parameters.split()[0]):.0f} MB" if "parameters" in entry else "-"
         facts = (
             parameters,

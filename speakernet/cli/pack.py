@@ -119,8 +119,7 @@ def outputs(arguments: argparse.Namespace) -> dict[Path, bool]:
     return {arguments.write_list: True} if arguments.write_list else {}
 
 
-# Packing is for corpora that take hours, so every mistake that can be seen in the options is
-# refused before the first file is read, and the list is checked before as well as after.
+# Packing may take hours, so mistakes in the options are refused before the first file is read.
 def run(arguments: argparse.Namespace) -> int:
     """Pack, verify, or both."""
     if not arguments.source and not arguments.verify and not arguments.merge:
@@ -155,6 +154,7 @@ def _pack(arguments: argparse.Namespace) -> None:
             "or a Kaldi folder with utt2spk. For a plain folder, make lists with `speakernet "
             "prepare folder`"
         )
+    # Now rather than after hours of packing, when the list is written.
     if arguments.write_list and not arguments.force:
         _refuse_foreign(arguments.write_list, source)
     part = parse_part(arguments.part) if arguments.part else None
@@ -166,8 +166,8 @@ def _pack(arguments: argparse.Namespace) -> None:
     }
     missing = ""
     folder = corpus
-    # Three ways to write one corpus: alone, as a part that the last process joins, or as shards in
-    # a bucket, where nothing can be joined or renamed and a description is written last instead.
+    # A corpus is written alone, as a part that the last process joins, or as shards in a bucket.
+    # Nothing in a bucket can be joined or renamed, so there the description is written last.
     if is_address(corpus):
         # Late: it imports fsspec.
         from speakernet.data.stores import pack_to_address
@@ -197,6 +197,7 @@ def _pack(arguments: argparse.Namespace) -> None:
     if summary.num_skipped:
         unreadable = counted(summary.num_skipped, "file")
         logger.warning("%s could not be read; %s/%s names them", unreadable, folder, SKIPPED)
+    # The list is written by the process that finishes last: before that, the corpus is incomplete.
     if missing:
         logger.info("%s: still missing: %s", corpus, missing)
     elif arguments.write_list:
@@ -232,18 +233,19 @@ def _write_list(
     the same list.
     """
     assert source.speakers is not None, "checked before packing"
-    # Only what is in the corpus: a list with names that were skipped would fail in training.
+    # Only names that are in the corpus; the skipped ones would fail in training.
     rows = np.flatnonzero(NameIndex(packed).find(source.names) >= 0).tolist()
     speakers = source.speakers
     labelled = [(speakers[row], source.names[row]) for row in rows if speakers[row]]
-    # The list has no mark that would tell ours from somebody's own, because a list is only names.
-    # So it is written beside the existing one and compared: the same content is the same list.
+    # A list is only names and cannot carry a mark that it is ours. So it is written beside the
+    # existing file and compared with it.
     temporary = temporary_beside(path)
     try:
         write_training_list(temporary, labelled)
         has_content = path.is_file() and path.stat().st_size > 0
         if has_content and not is_forced and sha256_of(path) != sha256_of(temporary):
             raise _foreign_list(path)
+        # The same content is written again, so that an interrupted run ends like a complete one.
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

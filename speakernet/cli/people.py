@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     action = arguments.action
     name = arguments.name
     problems = []
-    # argparse cannot say that an argument is required for one action only.
+    # argparse cannot require an argument for one action only.
     if action in NEEDS and not getattr(arguments, NEEDS[action][0]):
         raise ValueError(f"to {action}, give {NEEDS[action][1]}")
     with PeopleStore(arguments.store, key=store_key(arguments)) as store:
@@ -71,14 +71,15 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             verifier = load_verifier(arguments)
             problems = store.reembed(
+                # A recording enrolled from an array has no file; its name makes the error say why.
                 lambda recording: verifier.embed(
                     recording.source or "no file (enrolled from memory)", speech=True
                 ),
                 verifier.store_model,
                 drops_missing=arguments.drop_missing,
             )
-            # Embeddings cannot be computed backwards: without this backup, a store re-embedded with
-            # the wrong model would be lost together with its old recordings.
+            # The old embeddings cannot be recovered from the new ones, so a store that was embedded
+            # again with the wrong model needs this backup.
             backup = max(backups_of(store.path), key=lambda path: path.stat().st_mtime)
             text = (
                 f"{store.path} now has embeddings of {counted(len(store), 'person')} from "

@@ -40,7 +40,7 @@ MODULES = {"folder": "own_folder", "trials": "trial_lists"}
 
 def main(arguments: Sequence[str]) -> int:
     """Prepare the corpus named by the first argument; return the exit status."""
-    # Parsed by hand, because argparse's subparsers would import the modules of all corpora, and
+    # Parsed by hand, because subparsers of argparse would import the modules of all corpora, and
     # with them numpy, scipy and requests, to show one line of help.
     name = arguments[0] if arguments else ""
     if name and name not in (*CORPORA, "-h", "--help"):
@@ -66,7 +66,7 @@ def build_parser(name: str) -> argparse.ArgumentParser:
 
     module = _module(name)
     # Help and messages name the command as it was started, `python data_prep/musan.py` in a
-    # checkout, so that it can be copied from the screen.
+    # checkout, so that it can be copied.
     command = own_command(f"prepare {name}")
     parser = cli.build_parser(module, command)
     parser.formatter_class = HelpFormatter

@@ -29,8 +29,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
     # Late: --help and a mistyped option need no torch.
     from speakernet.assembly.published import push
 
-    # A name is what others will type, so the next command shows it at once, with a threshold that
-    # works for a file without calibration too.
+    # The next command to try, with a threshold that also works for a file without calibration.
     return [
         push(
             arguments.model, arguments.name, licence=arguments.licence, is_private=arguments.private

@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
     # Late: --help needs no matplotlib.
     from speakernet.evaluation.report import write_report
 
-    # A report is made from the files of a run alone: no model, no audio, and the same page years
+    # The report needs only the files of the run, no model and no audio, so it can be made again
     # later.
     with _exporting(arguments.export, is_forced=arguments.force) as export:
         page = write_report(arguments.run, audio=arguments.audio, export=export)
@@ -65,8 +65,8 @@ def _exporting(folder: Path | None, *, is_forced: bool) -> Iterator[Path | None]
         with reading(description, "the SHA-256 of exported files"), open_text(description) as file:
             known = dict(json.load(file))
     folder.mkdir(parents=True, exist_ok=True)
-    # Which plots and tables there are depends on the run, so names are known only once all of them
-    # are made. The temporary folder lies in the target, so that moving is renaming.
+    # Which plots and tables there are depends on the run, so their names are known only when all
+    # are made. The temporary folder lies in the target, so that moving them is renaming.
     with tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as temporary:
         yield Path(temporary)
         exported = sorted(Path(temporary).iterdir())

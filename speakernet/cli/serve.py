@@ -47,8 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
     # Late: --help needs neither torch nor the server's libraries.
     from speakernet.inference.serve.server import start
 
-    # In the browser, the page runs the model itself: recordings never leave the machine, but the
-    # visitor gets the weights.
+    # With --in-browser the page runs the model itself: recordings never leave the visitor's
+    # machine, but the visitor gets the weights.
     if arguments.in_browser is None:
         return start(arguments, store_key(arguments))
     # Late: it needs the export libraries.

@@ -44,7 +44,7 @@ ARGUMENTS = {
 
 def run(arguments: argparse.Namespace) -> list[str]:
     """Return the resolved configuration as YAML, or what an option asks for."""
-    # The first two describe all options there are, and so need no configuration.
+    # These two describe all options, so they need no configuration.
     if arguments.reference:
         return [reference().rstrip("\n")]
     if arguments.schema:
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
         from speakernet.assembly.fine_tuning import schedule_table
 
         return [schedule_table(loaded.config)]
-    # Printed as a run would save it; what is saved can be loaded again and means the same.
+    # As a run would save it, so that the output can be loaded again.
     values = loaded.config.model_dump()
     if arguments.given:
         # Options of a component have a third part.

@@ -79,15 +79,15 @@ def run(arguments: argparse.Namespace) -> int:
     for name in arguments.only:
         if name not in plan.variants:
             raise ValueError(f"--only {name}: the plan has {', '.join(plan.variants)}")
-    # The reference always takes part, because every row of the table is a difference from it.
+    # The reference is always run, because every row of the table is a difference from it.
     only = {plan.reference, *arguments.only} if arguments.only else set(plan.variants)
     variants = [name for name in plan.variants if name in only]
     plugins = [word for path in arguments.plugin for word in ("--plugin", path)]
     folder = arguments.save_path
-    # A table may be asked for while another process trains; it only reads.
+    # --table only reads, so it works while another process trains.
     with contextlib.nullcontext() if arguments.table else held(folder):
-        # Runs are started as commands of their own, one folder each: a crash of one leaves the
-        # others, and each can be resumed, repeated or looked at like any run.
+        # Each run is a command with its own folder, so that a crash affects no other and each can
+        # be resumed or repeated like any run.
         study = Study(plan, folder, arguments.config_arguments, plugins, load_configuration)
         failed = []
         if not arguments.table:
@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
             with atomic_write(folder / name) as file:
                 file.write(text)
     sys.stdout.write(markdown(table))
-    # Last, after the table: what succeeded is shown all the same.
+    # After the table, so that what succeeded is shown in any case.
     if failed:
         raise ValueError(
             f"{counted(len(failed), 'run')} failed, as their output.txt says: "

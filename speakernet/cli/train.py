@@ -40,8 +40,8 @@ def run(arguments: argparse.Namespace) -> int | list[str]:
     loaded = load_configuration(arguments.config_arguments)
     config = loaded.config
     plugins = [word for path in arguments.plugin for word in ("--plugin", path)]
-    # Started by hand on a machine with several GPUs, this process only starts one rank for each and
-    # waits. Under torchrun or srun, it is one of those ranks.
+    # Started by hand on a machine with several GPUs, this process starts one rank for each and
+    # waits. Under torchrun or srun it is one of the ranks.
     is_alone = find_place(os.environ, config.runtime.port) is None
     # Late: a mistyped option should not wait for torch to be imported.
     from speakernet.parallel import group
@@ -51,8 +51,8 @@ def run(arguments: argparse.Namespace) -> int | list[str]:
         if count > 1:
             command = ["train", *plugins, *arguments.config_arguments]
             return group.launch(count, config.runtime.port, command)
-    # From here on, every rank does the same. An error of one rank must become an error of all, or
-    # the others wait in a collective for ever; `from_main` and the group take care of that.
+    # From here on every rank does the same. An error of one has to become an error of all, or the
+    # others would wait in a collective; `from_main` and the group take care of that.
     with group.joined(config.runtime):
         folder = Path(config.training.save_path)
         distributed.from_main(lambda: refuse_unusable(config.training.save_path))
@@ -73,8 +73,7 @@ def run(arguments: argparse.Namespace) -> int | list[str]:
                 outcome = train_experiment(loaded)
                 lines = _training_lines(outcome, plugins, config.training)
                 results = [outcome.run_folder / RESULTS]
-            # A run that was started in the background has only log.txt.
-            # The results go to standard output and to log.txt.
+            # The results also go to log.txt, the only output of a run in the background.
             logger.debug("%s", "\n".join(lines))
             if not distributed.is_main():
                 return 0
@@ -86,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int | list[str]:
 @contextlib.contextmanager
 def _log_file(path: Path) -> Iterator[None]:
     """Write all log records, including DEBUG, to the run folder once it exists."""
-    # One writer per file: lines of several ranks would interleave, and they say the same.
+    # Only one rank writes, because lines of several would interleave and say the same.
     handler = LogFile(path) if distributed.is_main() else logging.NullHandler()
     handler.setFormatter(logging.Formatter(LOG_FORMAT))
     logging.getLogger().addHandler(handler)
@@ -138,8 +137,7 @@ def _training_lines(
     # The run's copy of the configuration also has the options of the command line.
     words = [*plugins, "--config", str(folder / CONFIG)]
     command = f"{own_command('train')} {shlex.join(words)}"
-    # Nobody should have to search the manual for the next step, and the command is complete: a
-    # run's own copy of its configuration works from any folder.
+    # The commands are complete: the run's own copy of its configuration works from any folder.
     lines += [
         "next:",
         f"  {command} --eval --initial_model {shlex.quote(str(best))}    score a trial "

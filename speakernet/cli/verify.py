@@ -67,9 +67,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError("a pipe is compared with one recording; save it to a file first")
     if arguments.first == recordings.STANDARD_INPUT and arguments.channel:
         raise ValueError("--channel needs whole recordings, not a pipe; save it to a file first")
-    # A pipe is heard while somebody speaks, so the answer grows with it; files are heard in one go.
-    # Both end in the same decision, and the exit status is part of it: a script that opens a door
-    # must not take "no decision" for "same".
+    # A pipe is read while somebody speaks, so there are several answers; files get one. Both end
+    # with the same decision, and with its exit status: a script that opens a door must not take "no
+    # decision" for "same".
     with answer_first(is_verbose=arguments.verbose):
         verifier = load_verifier(arguments)
         # Refuse impossible limits before audio is read.
@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
                 verifier.hear(verifier.open(audio, channel=arguments.channel))
                 for audio in (arguments.first, *enrolled_files)
             ]
-            # Warnings are about recordings, so a pipe, whose sound is gone when it ends, has none.
+            # A pipe has no warnings, because its sound is not kept.
             qualities = [heard.quality for heard in (first, *enrolled_heard)]
             decision = verifier.verify(first, enrolled_heard, **limits)
         answer = decision.sentence

@@ -111,8 +111,8 @@ def run(arguments: argparse.Namespace) -> list[str]:
     from speakernet.inference.who.enrolment import speaker_called
     from speakernet.inference.who.rttm import rttm_lines
 
-    # Everything that can be wrong with the options is refused before the model is loaded, and the
-    # transcript read before the recording: both take seconds, a long meeting minutes.
+    # All options are checked before the model is loaded, and the transcript is read before the
+    # recording: both take seconds, a long meeting minutes.
     to_enroll = [text.partition("=")[::2] for text in arguments.enroll]
     _check(arguments, to_enroll)
     transcript = transcripts.read_transcript(arguments.transcript) if arguments.transcript else None
@@ -131,9 +131,8 @@ def run(arguments: argparse.Namespace) -> list[str]:
     if recording.channel_warning:
         logger.warning("%s: %s", recording.name, recording.channel_warning)
     begun = time.monotonic()
-    # Voices are told apart first and named afterwards. Naming each turn for itself would give a
-    # person several names over an hour; a voice of several minutes is also more certain than a
-    # turn.
+    # Voices are separated first and named afterwards: turns named one by one could give a person
+    # several names, and a voice with minutes of speech is named more reliably.
     conversation = verifier.who(
         recording,
         store,
@@ -178,7 +177,7 @@ def _enroll(
     open_store = functools.cache(
         functools.partial(verifier.people, arguments.store, store_key(arguments))
     )
-    # The store is opened when the first voice is added: a mistyped name must not create it.
+    # Opened with the first voice, so that a mistyped name creates no store.
     for speaker, name in voices:
         if store is None and arguments.store.exists():
             store = open_store()
@@ -249,8 +248,7 @@ def summary(conversation: "Conversation") -> list[str]:
     lines = [f"{speakers} in {speech} of speech, {total} in all, found by {conversation.detector}"]
     for speaker in conversation.speakers:
         line = f"  {speaker.name}: {duration(speaker.seconds)}"
-        # The closest score of somebody without a name shows how far away the store was, which is
-        # the first question of whoever expected a name there.
+        # For an unnamed voice, the closest score shows how far it was from being named.
         if speaker.score is not None:
             is_named = speaker.name != speaker.label
             line += f", {'score' if is_named else 'not named, closest score'} {speaker.score:.4f}"

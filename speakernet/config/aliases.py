@@ -6,9 +6,8 @@ common to Hugging Face style trainers. Each row has a test.
 
 from typing import Any
 
-# People come with commands from other programs, and a command that is refused for the name of an
-# option teaches nothing about this one. So names are translated, once, at the door; inside there
-# are only our dotted keys.
+# Commands and files of other programs should work as they are. Their names are translated once,
+# when they are read; from there on, only our dotted keys exist.
 MODE_FLAGS = ("eval",)
 """Options that select an action; they are not part of the configuration."""
 
@@ -101,7 +100,8 @@ ALIASES = CLASSIC_NAMES | COMMON_NAMES
 Values = dict[str, str | None]
 ON_OFF: Values = {"true": "on", "false": "off"}
 AUTO_NO: Values = {"true": "auto", "false": "no"}
-# A name may be the same and its values differ: theirs are switches where ours also know `auto`.
+# Two programs may share a name but not its values: theirs are often switches where ours also have
+# `auto`.
 VALUES: dict[str, Values] = {
     "scheduler": {"steplr": "step", "cosine_with_restarts": "cosine_restarts"},
     "mixedprec": AUTO_NO,
@@ -117,8 +117,8 @@ VALUES: dict[str, Values] = {
 }
 """Old name -> old value -> ours, or None to drop the option. Values not listed mean the same in
 both programs."""
-# Guessed at, these would do something else than in the program they come from: a ratio becomes
-# epochs only when the number of epochs is known, and resuming is the default here.
+# These cannot be translated one to one: a ratio becomes epochs only when the number of epochs is
+# known, and resuming is the default here. A guess could train something else.
 ADVICE = {
     "warmup_ratio": (
         "use schedule.warmup_epochs: a ratio of 0.1 is a tenth of training.max_epochs"
@@ -149,9 +149,9 @@ LARGE_MARGIN_OPTIONS = (
     "large_margin_warmup_epochs",
     "large_margin_augment",
 )
-# A removed option is refused in a recipe or on the command line, where somebody still means it, but
-# left out of the copy that a run of an earlier version saved, which has every option with its
-# default. Otherwise old runs could not be scored any more.
+# A removed option is refused in a recipe and on the command line, where it is meant. It is left out
+# of the copy that a run of an earlier version saved, which names every option with its default;
+# otherwise old runs could not be scored any more.
 REMOVED: dict[str, str] = {
     **{f"training.{name}": BY_STAGE for name in LARGE_MARGIN_OPTIONS},
     **{
@@ -174,8 +174,7 @@ REMOVED: dict[str, str] = {
 }
 """Options of earlier versions, and values of options -> what to write instead. Saved configurations
 may still contain them."""
-# Of these, the weights depend on them: whoever continues such a run trains something else from here
-# on and should know.
+# The weights depend on these, so a run that continues without them trains differently.
 CHANGED_TRAINING = (
     "training.large_margin_epochs",
     "training.ema_statistics",
@@ -185,8 +184,8 @@ CHANGED_TRAINING = (
 )
 """Removed options that changed the training of a run; a saved configuration with one of them is
 named in a warning."""
-# Recognised by keys, because these files also end in .yaml and have no other mark; read as ours,
-# every line would be an unknown key.
+# Recognised by their keys, because these files also end in .yaml and have no other mark; read as
+# ours, every line would be an unknown option.
 WESPEAKER = {
     "data_type",
     "dataloader_args",
@@ -212,14 +211,14 @@ WESPEAKER = {
 
 def translate(name: str, value: Any) -> dict[str, Any]:
     """Our dotted key and value for an old name and value; empty if the option is dropped."""
-    # Values arrive as text from the command line and as booleans and numbers from YAML; folded to
-    # lower-case text, both spellings are found.
+    # Values are text on the command line, but booleans and numbers in YAML; as lower-case text,
+    # both are found.
     key = ALIASES[name]
     values = VALUES.get(name, {})
     value = values.get(str(value).casefold(), value)
     if name == "dcf_p_target" and not isinstance(value, list):
         value = [value]
-    # Off, for a name that only switches on: `fp16: false` does not choose another precision.
+    # Such a name only switches something on: `fp16: false` chooses no precision.
     if value is None and values:
         return {}
     if name == "torch_compile_mode":

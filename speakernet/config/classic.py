@@ -9,9 +9,9 @@ from typing import Any
 
 from speakernet.config.schema import Config
 
-# A configuration of voxceleb_trainer names a few options and means that program's values for the
-# rest. With ours in their place it would train, without a warning, something else. So they are all
-# written down here, also those that we would not choose today.
+# A configuration of voxceleb_trainer names a few options and relies on that program's defaults for
+# the rest; with ours it would train something else without a warning. So all of them are listed,
+# also those that we would not choose.
 DEFAULTS: dict[str, Any] = {
     "data.batch_size": 200,
     "data.crop_frames": 200,
@@ -65,8 +65,8 @@ def convert(given: Mapping[str, Any]) -> dict[str, Any]:
 
     It has options that the chosen loss or optimizer does not take, as voxceleb_trainer's has.
     """
-    # Options that the chosen loss does not take are kept at this point: `compose` drops what is
-    # only implied, and knows which component is chosen in the end.
+    # Options that the chosen loss does not take are kept here: `compose` drops them, since only it
+    # knows which loss is chosen in the end.
     values = {**DEFAULTS, **given}
     # Its StepLR decays every test_interval epochs.
     values.setdefault("schedule.decay_interval", values["training.test_interval"])
@@ -77,7 +77,7 @@ def differing_defaults(config: Config, given: Collection[str]) -> str:
     """The defaults taken from voxceleb_trainer that differ from ours, each with ours in
     brackets.
     """
-    # Named in the log, because nobody who copied a flat file years ago knows them by heart.
+    # Named in the log, because the user's file does not show them.
     values = config.model_dump()
     ours = Config().model_dump()
     texts = []

@@ -25,9 +25,9 @@ from speakernet.options import OUTSIDE, Component, Options, lookup
 from speakernet.training.options import OptimizerOptions
 from speakernet.training.options.schedules import ScheduleOptions
 
-# The tables are plain dictionaries, so an external component is a row like any other: it is listed,
-# chosen, described in the help and checked in the same way. What it may not do is to run unasked;
-# therefore no configuration and no model file can name a file to import.
+# The tables are plain dictionaries, so an external component is a row like any other: listed,
+# described in the help and checked in the same way. No configuration and no model file can name a
+# file to import, because reading one must not run code.
 TABLES: Mapping[str, Any] = {choice.kind: choice.table for choice in CHOICES.values()} | {
     "augmentation": AUGMENTATIONS
 }
@@ -62,7 +62,7 @@ def add_file(path: str | Path) -> None:
     # and find the file too.
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))
-    # A notebook may have written the file a moment ago, after Python had listed the folder.
+    # The file may be newer than Python's list of the folder, as in a notebook.
     importlib.invalidate_caches()
     spec = importlib.util.find_spec(file.stem)
     if spec is None or Path(spec.origin or "").resolve() != file.resolve():
@@ -79,8 +79,8 @@ def add_installed(entry_points: Iterable[EntryPoint]) -> None:
 def _add(module_name: str, where: str) -> None:
     if module_name in OUTSIDE:
         return
-    # Somebody else's code runs here, and may raise anything; it is reported as a mistake of the
-    # file, in one line, before any option is read.
+    # This runs foreign code, which may raise anything. Before any option is read, it becomes one
+    # line that names the file.
     try:
         module = importlib.import_module(module_name)
         rows = list(_rows(module))
@@ -88,11 +88,11 @@ def _add(module_name: str, where: str) -> None:
         raise ValueError(
             f"{where}: {type(error).__name__}: {error}; --debug shows the traceback"
         ) from error
-    # Only once all rows are sound: half a plug-in would fail later, under another name.
+    # Only when all rows are sound, or half a plug-in would fail later under another name.
     for table, name, component in rows:
         table[name] = component
-    # Kept with its checksum, because a model file made with it can only be read together with this
-    # code; the run folder gets a copy.
+    # Kept with its checksum, because a model file made with this code can only be read with it; the
+    # run folder gets a copy.
     source = Path(inspect.getfile(module)).read_bytes()
     OUTSIDE[module_name] = source, hashlib.sha256(source).hexdigest()
 
@@ -112,8 +112,8 @@ def _rows(module: ModuleType) -> Iterator[tuple[dict[str, Component], str, Compo
                 raise ValueError(f"the options of {name} do not derive from {BASES[kind].__name__}")
             if name in table:
                 raise ValueError(f"the {kind} {name} already exists; choose another name")
-            # Imported now, although it is built later: a mistyped path in the table should not wait
-            # for the first step.
+            # Imported now, although it is built later, so that a mistyped path in the table is
+            # found before the first step.
             component.load()
             yield table, name, component
             if kind.endswith(" loss"):

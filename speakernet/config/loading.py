@@ -164,7 +164,7 @@ def load_config(
     copies = set()
     for number, file in enumerate(files):
         sections = {setting.key.partition(".")[0] for setting in layers[number]}
-        # A recipe may also name every section, so the name has to be that of a run's copy too.
+        # A recipe may also name every section, so the file name has to match too.
         if file.name == CONFIG and sections >= set(SECTIONS):
             copies.add(number)
     is_classic, why = _choose_defaults(asked, files, layers, options)
@@ -183,6 +183,8 @@ def load_config(
     # Layers that may set what has no effect, because they are written for another program.
     forgiven = flat | ({len(files)} if is_classic else set())
     is_of_checkpoint = False
+    # Without a configuration, such a checkpoint was trained with that program's defaults, not with
+    # ours.
     if is_scoring and model and not files and not asked:
         is_of_checkpoint = is_classic_checkpoint(Path(model))
     if is_of_checkpoint:
@@ -215,6 +217,7 @@ def load_config(
         )
     if not config.training.save_path:
         folder = Path("exps") / (files[0].stem if files else "exp1")
+        # A run's own copy names no folder, because the run is wherever the copy is.
         if 0 in copies:
             folder = files[0].parent
         config = with_options(config, "training", save_path=str(folder))
@@ -257,6 +260,8 @@ def _choose_defaults(
             return True, f"{file} has no sections"
         if layer:
             return False, f"{file} is divided into sections"
+    # The spelling of options does not choose the defaults (docs/decisions.md), but the user of
+    # another program's names should know how to choose them.
     if any(setting.key in CLASSIC_NAMES for setting in options):
         return False, f"use --defaults {CLASSIC} to get that program's"
     return False, "the default"
@@ -304,14 +309,17 @@ def find_config(name: str) -> Path:
     """Find a configuration by path, or by name among the recipes of speakernet and the folders
     that `prepare` wrote below data/; `.yaml` may be left out.
     """
+    # The path itself comes first, so that a changed copy of a recipe may keep its name.
     for candidate in (Path(name), Path(name + ".yaml"), RECIPES / name, RECIPES / (name + ".yaml")):
         if candidate.exists() and not candidate.is_dir():
             return candidate
     pattern = f"*/{glob.escape(name.removesuffix('.yaml'))}.yaml"
     prepared = sorted(PREPARED.glob(pattern))
+    # Logged, because the user gave only a name and may not know this file.
     if len(prepared) == 1:
         logger.info("configuration %s: read from %s", name, prepared[0])
         return prepared[0]
+    # With several of that name, a guess could train on the wrong corpus.
     if prepared:
         raise ConfigError(
             f"{len(prepared)} configurations are named {name!r}: "
@@ -332,6 +340,7 @@ def save_config(config: Config, path: Path) -> None:
     own. Modules with external components are copied next to it.
     """
     values = config.model_dump()
+    # Otherwise a copy of the folder would still write to the original.
     del values["training"]["save_path"]
     for section, fields in values.items():
         _make_inputs_absolute(getattr(config, section), fields)
@@ -339,6 +348,7 @@ def save_config(config: Config, path: Path) -> None:
         _make_inputs_absolute(test_list, values["data"]["test_lists"][name])
     for name, corpus in config.data.corpora.items():
         _make_inputs_absolute(corpus, values["data"]["corpora"][name])
+    # Written before the configuration, which cannot be read without them.
     for name, (text, _) in OUTSIDE.items():
         with atomic_write(path.with_name(f"{name}.py"), "wb") as copy:
             copy.write(text)
@@ -407,6 +417,7 @@ def compose(settings: Sequence[Setting], forgiven: Collection[int] = ()) -> Conf
             config = with_options(config, "training", max_epochs=first.epochs)
         mistakes = [(key, f"{key}: {message}") for key, message in problems(config)]
     if mistakes:
+        # A mistake may also follow from a default, which stands in no file.
         nowhere = Setting("", None, "default")
         raise ConfigError(
             "\n".join(f"{last.get(key, nowhere).where}: {message}" for key, message in mistakes)
@@ -422,11 +433,13 @@ def _choose_components(settings: Sequence[Setting]) -> tuple[Names, dict[str, in
         if choice.key in implied:
             names[holder] = implied[choice.key].value
     chosen_in: dict[str, int] = {}
+    # Layer by layer, because only a later layer than its own makes an option stale.
     for layer in sorted({setting.layer for setting in settings}):
         given = {}
         for setting in settings:
             if setting.layer == layer and not setting.is_implied:
                 given[setting.key] = setting
+        # All names of a layer are set before any is compared, because `auto` depends on the model.
         before = dict(names)
         for holder, choice in CHOICES.items():
             if choice.key in given:
@@ -444,11 +457,13 @@ def _choose_components(settings: Sequence[Setting]) -> tuple[Names, dict[str, in
 
 def _read_text(setting: Setting) -> Any:
     if not isinstance(setting.value, str) or not setting.value.startswith(("[", "{")):
+        # Other text stays as it is: its field converts numbers, and a name may look like YAML.
         return None if setting.value in ("null", "~") else setting.value
     where = f"{setting.where}: {setting.key}"
     with reading(where, "a value in YAML", ConfigError):
         node = yaml_nodes(setting.value, where)
         if isinstance(node, yaml.MappingNode):
+            # Only for its error about a key that is given twice.
             _pairs(node, where)
         return yaml_value(node, where)
 
@@ -467,6 +482,7 @@ def _no_effect_message(key: str, names: Names) -> str:
             f"{key} does not exist; options in this section are not nested: write {section}.OPTION"
         )
     option = key.split(".")[1]
+    # The option is usually meant for another component, so those that take it are named.
     takers = []
     for name, taker in CHOICES[section].table.items():
         if option in taker.options.model_fields:
@@ -495,6 +511,7 @@ def _split_command_line(arguments: Sequence[str]) -> tuple[list[str], str, list[
                 f"{COMMAND_LINE}: found {word!r}; expected an option such as --config"
             )
         name, equals, value = word[2:].partition("=")
+        # A word with one dash is a value, so that negative numbers can be given.
         is_flag = not equals and (not remaining or remaining[0].startswith("--"))
         if not equals and not is_flag:
             value = remaining.pop(0)
@@ -509,6 +526,7 @@ def _split_command_line(arguments: Sequence[str]) -> tuple[list[str], str, list[
                 )
             defaults = value
         else:
+            # Our names have underscores; those of other programs are looked up as written.
             key = name if name in ALIASES else name.replace("-", "_")
             where = COMMAND_LINE if "." in name else f"{COMMAND_LINE}: --{name}"
             settings.append(Setting(key, True if is_flag else value, where))
@@ -521,6 +539,7 @@ def _read_file(path: Path) -> list[Setting]:
     """
     settings = []
     with reading(path, "a configuration in YAML or JSON", ConfigError), open_text(path) as file:
+        # One character too many is enough for `yaml_nodes` to refuse a file of any size.
         text = file.read(MAX_YAML + 1)
         if BEGINS_AS_JSON.match(text):
             # JSON may be indented with tabs, which YAML does not allow, and have comments; a string
@@ -529,8 +548,10 @@ def _read_file(path: Path) -> list[Setting]:
         root = yaml_nodes(text, str(path), has_lines=True)
         if root is not None and not isinstance(root, yaml.MappingNode):
             raise ConfigError(f"{path}:1: expected `key: value` lines")
+        # At all levels here, because deeper mappings are read as a whole below.
         _refuse_duplicates(root, path)
         for key, node, where in _pairs(root, path) if root else ():
+            # For editors, which complete and check the file; it is not an option.
             if key == "$schema":
                 continue
             if isinstance(node, yaml.MappingNode) and node.value:
@@ -564,6 +585,8 @@ def _pairs(mapping: yaml.MappingNode, path: Path | str) -> list[tuple[str, yaml.
     for key_node, value_node in mapping.value:
         key = str(key_node.value)
         where = f"{path}:{key_node.start_mark.line + 1}"
+        # YAML parsers usually keep the last of two equal keys, so a forgotten line would change a
+        # run.
         if key in pairs:
             raise ConfigError(
                 f"{where}: {key} is given twice (first at {pairs[key][2]}); keep one of them"

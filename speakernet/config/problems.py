@@ -12,14 +12,13 @@ Problem = tuple[str, str]
 """The dotted key of an option, and what was found and what is expected."""
 
 
-# Three kinds of contradiction. What is always wrong is refused whatever a configuration is used
-# for; what cannot be trained is refused only in training, because a model may be scored with the
-# configuration of a machine that had more; what merely has no effect is a warning, since the run is
-# what somebody asked for. A single value out of bounds is none of them: its field refuses it.
+# There are three kinds of contradiction. What is always wrong is refused for every use. What cannot
+# be trained is refused only in training, because a model may be scored with a configuration that
+# this machine cannot train. What merely has no effect is a warning. A single value out of bounds is
+# refused by its field.
 def problems(config: Config) -> Iterator[Problem]:
     """Values that contradict each other, in whatever a configuration is used for."""
-    # Stages are built from the whole configuration, and would repeat each of its mistakes once per
-    # stage.
+    # Stages are built from the whole configuration and would repeat each of its mistakes.
     is_sound = True
     for holder in {**SECTIONS, **CHOICES}:
         options = _options_of(holder, config)
@@ -59,7 +58,7 @@ def training_problems(config: Config) -> Iterator[Problem]:
     training = config.training
     augment = config.augment
     loss = config.loss
-    # Every sentence names the option to change, and its value where there is only one that works.
+    # Each message names the option to change, and the value if only one works.
     utterances = config.data.utterances_per_speaker
     epochs = f"but training.max_epochs is {training.max_epochs}"
     if utterances < loss.min_utterances:
@@ -68,7 +67,7 @@ def training_problems(config: Config) -> Iterator[Problem]:
             f"{utterances}, but the loss {loss.name} compares utterances of the same speaker; set "
             f"--nPerSpeaker {loss.min_utterances}",
         )
-    # Equal would be a run without any changed voice, whose extra classes are never seen.
+    # With as many real epochs as epochs, the extra classes of changed voices would never occur.
     if augment.enabled and augment.real_epochs >= training.max_epochs:
         yield (
             "augment.real_epochs",
@@ -102,7 +101,7 @@ def training_problems(config: Config) -> Iterator[Problem]:
 
 def _problems_of_fsdp(config: Config) -> Iterator[Problem]:
     training = config.training
-    # None of these works with parameters that are cut into pieces, as fsdp's are.
+    # None of these works with parameters that fsdp has cut into shards.
     values = {
         "training.ema_decay": training.ema_decay,
         "training.initial_weight": training.initial_weight,
@@ -125,8 +124,8 @@ def options_without_effect(
     schedule = config.schedule
     runtime = config.runtime
     epochs = f"but training.max_epochs is {training.max_epochs}"
-    # The last step of an epoch takes the batches that are left, so the effective batch would be
-    # smaller than asked for in every single step.
+    # The last step of an epoch takes the batches that are left. With so few batches, that is every
+    # step, so the effective batch would always be smaller than asked for.
     if training.accumulation_steps > num_batches:
         yield (
             "training.accumulation_steps",
@@ -141,7 +140,7 @@ def options_without_effect(
             "schedule.warmup_epochs",
             f"{warmup}, {epochs}: the learning rate never reaches its peak",
         )
-    # The learning rate would rise twice, and reach its peak at another epoch than written.
+    # `one_cycle` has a warm-up of its own; the rate would rise twice and peak at another epoch.
     elif schedule.warmup_epochs and schedule.name == "one_cycle":
         yield (
             "schedule.warmup_epochs",

@@ -14,8 +14,7 @@ from speakernet.config.schema import CHOICES, FIELDS, SECTIONS, Choice
 from speakernet.models.options import FAMILIES
 from speakernet.options import Options, alternatives, default_of, description_of, in_words, summary
 
-# Help with every option helps nobody, so a plain --help shows those that somebody's own first
-# recipe sets.
+# There are too many options for one screen, so a plain --help shows those that a first recipe sets.
 EVERYDAY = {
     "data": [
         "data.train_list",
@@ -120,8 +119,8 @@ def help_text(topic: str = "") -> str:
     """
     if not topic:
         return _everyday_text()
-    # Help is made from the classes of options themselves, so that it cannot be out of date; a test
-    # looks for every option in it.
+    # Made from the classes of options themselves, so that it is never out of date; a test looks for
+    # every option in it.
     titles = {section: summary(owner) for section, owner in SECTIONS.items()}
     for field in FIELDS:
         titles[field] = f"options of the chosen {CHOICES[field].kind}"
@@ -148,8 +147,7 @@ def help_text(topic: str = "") -> str:
 
 def _everyday_text() -> str:
     lines = ["Common options (YAML: section, then key; command line: --section.key VALUE):"]
-    # One name can have several rows (the margin of each loss). Reversed, so that the first of them
-    # wins.
+    # A name can have several rows (the margin of each loss); reversed, so that the first is kept.
     known = {row.key: row for section in SECTIONS for row in reversed(rows(section))}
     for title, keys in EVERYDAY.items():
         lines += ["", f"  {title}:"]
@@ -228,7 +226,7 @@ def _list_takers(takers: Sequence[str], every: Sequence[str]) -> str:
     others = [name for name in every if name not in takers]
     if not others:
         return ""
-    # Many losses with a margin are easier to read as "all but softmax".
+    # A long list is easier to read as "all but softmax".
     if len(takers) > WIDEST_LIST and len(others) < len(takers):
         return f"all but {', '.join(others)}"
     return ", ".join(takers)
@@ -274,9 +272,9 @@ def _list_names(holder: str) -> str:
 
 def json_schema() -> dict[str, Any]:
     """The JSON schema of a configuration, which lets editors complete and check it."""
-    # Written by hand around pydantic's schemas, because the options of a section depend on the name
-    # that is chosen in it: pydantic alone would describe a union of classes without saying which
-    # belongs to which name.
+    # The sections are written by hand around pydantic's schemas, because their options depend on
+    # the chosen name: pydantic alone would describe a union of classes without saying which belongs
+    # to which name.
     definitions: dict[str, Any] = {}
     properties: dict[str, Any] = {"$schema": {"type": "string"}}
     for section in SECTIONS:
@@ -319,7 +317,7 @@ def _object(holder: str, definitions: dict[str, Any]) -> dict[str, Any]:
     """
     owners = [SECTIONS.get(holder, Options)]
     if holder in CHOICES:
-        # The order is that of the table, so that the file changes only where an option does.
+        # In the order of the table, so that the written schema only changes with an option.
         owners += [component.options for component in CHOICES[holder].table.values()]
     # Option -> its different declarations, in order.
     declarations: dict[str, list[dict[str, Any]]] = {}

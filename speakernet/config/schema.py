@@ -45,8 +45,8 @@ from speakernet.training.options.schedules import (
 )
 
 
-# Ten sections, and nothing else, make a run. The rest of this file answers one question from
-# several sides: given the names that were chosen, which class of options does a section have?
+# A run has ten sections. The rest of this file is about one question: given the chosen names, which
+# class of options does a section have?
 class Config(Options):
     """The configuration of a run; each section is documented in its own class."""
 
@@ -160,8 +160,7 @@ def split_key(key: str) -> tuple[str, str]:
 def names_in(values: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """The chosen names in these sections, or the default names."""
     names = {}
-    # Works on plain values, before anything is checked, because the classes that could check them
-    # are chosen by these names.
+    # On plain values, because the classes that could check them are chosen by these names.
     for holder, choice in CHOICES.items():
         *words, option = choice.key.split(".")
         options: Any = values
@@ -176,8 +175,8 @@ def chosen(holder: str, names: Names) -> str:
     """The component whose options a holder has; `auto` as front end or pooling is the model's
     default.
     """
-    # `auto` is resolved through the model: CAM++ has its own features and its own pooling, and a
-    # recipe need not repeat them.
+    # `auto` is resolved through the model, so that a recipe need not repeat CAM++'s own features
+    # and pooling.
     name = names[holder]
     model = names["model.options"]
     if holder == "model.pooling_options":
@@ -191,7 +190,7 @@ def chosen(holder: str, names: Names) -> str:
 
 def owner_of(holder: str, names: Names) -> type[Options] | None:
     """The options class of a holder; None if the chosen component has no such field."""
-    # Asked recursively: whether there is a `loss.metric` depends on the chosen loss.
+    # Recursive, because whether there is a `loss.metric` depends on the chosen loss.
     section, _, field = holder.partition(".")
     if field and field not in (owner_of(section, names) or Options).model_fields:
         return None
@@ -222,7 +221,7 @@ def without_removed(key: str, value: Any, dropped: list[str]) -> Any:
         return kept
     if not isinstance(value, list):
         return value
-    # A stage has whole sections in it, so their keys begin anew.
+    # A stage contains whole sections, so its keys start from the top.
     if key == "training.stages":
         return [without_removed("", stage, dropped) for stage in value]
     dropped += [f"{key}: {item}" for item in value if f"{key}: {item}" in REMOVED]
@@ -254,7 +253,7 @@ def config_from_dict(values: Mapping[str, Mapping[str, Any]]) -> Config:
                 raise
     config = Config(**sections)
     data = config.data
-    # Whoever has only named lists still needs one for the report's first page.
+    # The report needs one main list, so with only named lists the first becomes it.
     if data.test_lists and not data.test_list:
         first = next(iter(data.test_lists.values()))
         path = first.path or data.test_path
@@ -338,7 +337,7 @@ def _change(
     values = before.model_dump()
     once = {} if is_first else ONCE
     sections: dict[str, Any] = {section: dict(fields) for section, fields in changes.items()}
-    # Fields too, although a stage seldom changes them, because a reset of `ONCE` may lie in one.
+    # Fields too, because an option that `ONCE` resets may be in one.
     for holder in [*changes, *FIELDS]:
         section, _, field = holder.partition(".")
         options = values[section]
@@ -363,8 +362,8 @@ def _refuse_unchangeable(
     holder: str, changed: Iterable[str], options: Collection[str], before: Config
 ) -> None:
     """Refuse options of a holder that belong to the whole run, or do not exist."""
-    # A stage trains the same network and head further. What would need other weights, other classes
-    # or another random stream belongs to the run, and is refused by name instead of being ignored.
+    # A stage continues the same network and head. An option that needs other weights, other classes
+    # or another random stream belongs to the whole run, and is refused rather than ignored.
     free = OF_A_STAGE.get(holder)
     if holder == "model.options":
         free = before.model.options.training_only
@@ -382,6 +381,6 @@ def _refuse_unchangeable(
 
 def _voices(config: Config) -> list[float]:
     """The speed of each voice, in the order of the classes of a head."""
-    # Without augmentation the factors are not used, so they do not count.
+    # The factors have no effect without augmentation.
     augment = config.augment
     return augment.speed_factors if augment.enabled else RECORDED

@@ -11,7 +11,7 @@ from speakernet.config.schema import CHOICES, OF_A_STAGE
 from speakernet.models.options import MODELS as OUR_MODELS
 from speakernet.options import lookup
 
-# Three tables hold what is a matter of names: what means the same, what is fixed here, what has no
+# Names are translated by tables: what means the same, what has a fixed value here, what has no
 # effect. Only what depends on several options at once is code.
 SAME = {
     "exp_dir": "training.save_path",
@@ -49,8 +49,8 @@ SAME = {
     "seed": "runtime.seed",
 }
 """wespeaker's option -> ours with the same meaning."""
-# Values at which their code and ours do the same. With another value a model would train, but not
-# theirs, so it is reported.
+# The only values that our code reproduces. Any other is reported, because it would train a
+# different model.
 FIXED: dict[str, Any] = {
     "model_init": None,
     "loss": "CrossEntropyLoss",
@@ -224,8 +224,8 @@ def converted(
     if training["average_checkpoints"]:
         base["training"] = {"average_checkpoints": training["average_checkpoints"]}
     stages = [base]
-    # wespeaker trains a stage by starting the next configuration from the last model; with us it is
-    # one run, and a stage names only what changes.
+    # In wespeaker a stage is another configuration that starts from the last model; here it is part
+    # of one run and names only what changes.
     before = first
     for number, values in enumerate(later, start=2):
         sections, notes_of_stage = _one_stage(values)
@@ -259,18 +259,18 @@ def _one_stage(theirs: Mapping[str, Any]) -> tuple[Sections, list[str]]:
         section, _, option = key.partition(".")
         if name in options.values:
             sections[section][option] = options.take(name)
-    # An average of one model is that model.
+    # An average of one model is the model itself.
     num_averaged = options.take("num_avg", 0)
     sections["training"]["average_checkpoints"] = num_averaged if num_averaged > 1 else 0
     sections["runtime"]["precision"] = "fp16" if options.take("enable_amp", False) else "no"
-    # `[0,1]`, as text or as a list, has one comma less than GPUs.
+    # Text or a list, such as `[0,1]`; either has one comma less than GPUs.
     num_gpus = str(options.take("gpus", "")).count(",") + 1
     batch_size = options.take("dataloader_args.batch_size") * num_gpus
     _convert_data(options, sections, batch_size)
     _convert_network(options, sections, their_model, front_end)
     _convert_optimizer(options, sections, batch_size)
     _convert_margin(options, sections)
-    # Its loss has options that ours of that name does not need, and so have the front ends.
+    # Some of its options do not exist in our loss or front end of that name.
     for holder in ("frontend", "loss"):
         for option in sections[holder].keys() - _known_options(holder, sections):
             del sections[holder][option]
@@ -344,8 +344,8 @@ def _convert_network(
     if front_end == "w2vbert":
         _convert_backbone(options, model)
         return
-    # Names hide choices: their SimAM models have an attentive pooling whatever `pooling_func` says,
-    # and those with GLOB, and ReDimNet, let the attention see the whole utterance.
+    # Their SimAM models have an attentive pooling whatever `pooling_func` says, and in those with
+    # GLOB and in ReDimNet the attention sees the whole utterance.
     if their_model.startswith("SimAM"):
         model["pooling"] = "ASP"
     elif model.get("pooling") == "ASTP" and (
@@ -367,7 +367,7 @@ def _convert_backbone(options: _Unread, model: dict[str, Any]) -> None:
     model["pooling"] = "AdapterMFA"
     model["pooling_options"] = {"dim": options.take("model_args.adapter_dim")}
     options.cross_off("model_args.pooling_func", "ASP")
-    # What of a backbone is trained takes two switches there and one word here.
+    # Two switches there are one word here.
     backbone = {"backbone": options.take(f"{within}.model_name"), "trained": "nothing"}
     has_adapters = options.take(f"{within}.use_lora", False)
     if not options.take(f"{within}.frozen", True):
@@ -391,8 +391,7 @@ def _convert_optimizer(options: _Unread, sections: Sections, batch_size: int) ->
     optimizer["name"] = lookup(OPTIMIZERS, options.take("optimizer"), "optimizer")
     their_schedule = options.take("scheduler")
     schedule["name"], counterparts = lookup(SCHEDULES, their_schedule, "scheduler")
-    # Each schedule names its own options; two of them may be left out, and then their code's
-    # defaults hold.
+    # Each schedule has its own options; the two in `OPTIONAL` have defaults in their code.
     for key, name in counterparts.items():
         section, _, option = key.partition(".")
         default = OPTIONAL.get(name, options.REQUIRED)
@@ -418,7 +417,8 @@ def _convert_margin(options: _Unread, sections: Sections) -> None:
     last = options.take("margin_update.final_margin")
     begin = options.take("margin_update.increase_start_epoch")
     end = options.take("margin_update.fix_start_epoch")
-    # Read in any case, so that they are crossed off; a loss without a margin has these options too.
+    # Read in any case, because a loss without a margin has these options too and they would be
+    # reported as unread.
     is_ramp = options.take("margin_update.update_margin") and first != last
     is_exponential = options.take("margin_update.increase_type", "exp") == "exp"
     if "margin" not in _known_options("loss", sections):
@@ -443,7 +443,7 @@ def _changes(before: Sections, after: Sections) -> tuple[dict[str, Any], list[st
     """What a stage changes, and notes on differences that a stage cannot make."""
     changes: dict[str, Any] = {}
     notes = []
-    # Everything that differs is either written into the stage or named in a note, never dropped.
+    # Every difference is written into the stage or named in a note; none is dropped.
     for section, values in after.items():
         # A stage's epochs stand beside its changes, and it has no folder of its own to choose.
         skipped = ("max_epochs", "save_path") if section == "training" else ()

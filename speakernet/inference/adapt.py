@@ -178,7 +178,7 @@ def adapt(
     # error rate is a little optimistic, the more so the fewer speakers there are.
     if method not in ADAPTATIONS:
         raise ValueError(f"method {method!r}; expected one of {', '.join(ADAPTATIONS)}")
-    # Before the model is read: a large one takes seconds, a mistyped path none.
+    # Checked before the model is loaded, which takes seconds.
     target = _checked_target(model, out)
     verifier = load(model, device)
     compared = read_trials(trials) if trials else None
@@ -306,9 +306,8 @@ def imported(rows: np.ndarray, files: ForeignFiles) -> Transform:
     Kaldi and wespeaker scale lengths before PLDA to the root of the dimension; here the last map
     does so.
     """
-    # Whoever made this PLDA also centred, projected and scaled the embeddings first, and a PLDA
-    # means nothing without these steps. They become the maps of the new file, so that every command
-    # repeats them.
+    # A PLDA is only valid for embeddings that were centred, projected and scaled as they were when
+    # it was fitted. These steps become maps of the new file, so that every command applies them.
     foreign = read_plda(files.plda)
     size = rows.shape[1]
     centre = rows.mean(axis=0) if files.mean is None else read_array(files.mean).reshape(-1)
@@ -317,7 +316,7 @@ def imported(rows: np.ndarray, files: ForeignFiles) -> Transform:
     first = matrix[:, :size]
     offset = matrix[:, size:].sum(axis=1)
     dim = len(foreign.between)
-    # Files of another model are the likely mistake, and their sizes are all that can be checked.
+    # Files of another model are a likely mistake. Their sizes are all that can be checked.
     if centre.shape != (size,) or first.shape != (dim, size):
         raise ValueError(
             f"{files.plda}: found a PLDA of {dim} dimensions, a mean of {len(centre)} and a "
@@ -363,7 +362,8 @@ def cross_validate(rows: np.ndarray, who: np.ndarray, fitter: Fitter) -> tuple[f
             folds.append((scores, is_target[is_kept], enrol[is_kept], test[is_kept]))
         divisions.append([np.concatenate(columns) for columns in zip(*folds, strict=True)])
         errors.append(eer(*divisions[-1][:2]))
-    # One division, not all three: a pair must not count three times in the intervals.
+    # Trials of one division only: with all of them each pair would count three times, and the
+    # intervals would be too narrow.
     scores, is_target, enrol, test = divisions[0]
     names = StringTable.from_strings([f"recording {row}" for row in range(len(rows))])
     enrol, test = enrol.astype(np.int32), test.astype(np.int32)
@@ -373,7 +373,8 @@ def cross_validate(rows: np.ndarray, who: np.ndarray, fitter: Fitter) -> tuple[f
 
 def _bound(rows: np.ndarray, speakers: np.ndarray) -> np.ndarray:
     """The first `MAX_EACH` of each speaker's rows, sorted."""
-    # Somebody with 60 recordings has 1,770 pairs, 30 people with six have 450 together.
+    # Otherwise a speaker with 60 recordings, who has 1,770 pairs, would outweigh 30 speakers with
+    # six each, who have 450 together.
     counts: collections.Counter[int] = collections.Counter()
     kept = []
     for row in rows.tolist():
@@ -390,8 +391,8 @@ def _fitters(
     other_domain: tuple[np.ndarray, np.ndarray] | None,
 ) -> dict[str, Fitter]:
     """The methods to try, with their settings, by name; without labels the last one is used."""
-    # Without labels nothing can choose among the settings, so only the most cautious is fitted: it
-    # stays nearest to the identity.
+    # Without labels nothing can be compared, so only the largest shrinkage is fitted, which changes
+    # the embeddings least.
     shrinkages: Sequence[float] = SHRINKAGES[-1:]
     dim = 0
     if who is not None:
@@ -431,8 +432,8 @@ def _fitters(
         if other_domain is not None:
             add(f"coral {share}", adaptation.coral, share, others=other_domain[0])
     if other_domain is not None:
-        # The other domain usually has far more speakers but the wrong channel; how much of it helps
-        # differs from case to case, so shares are tried.
+        # The other domain usually has more speakers but another channel. How much of it helps
+        # varies, so several shares are tried.
         labelled = {"others": other_domain[0], "other_labels": other_domain[1]}
         for share in INTERPOLATIONS:
             name = f"plda {share} interpolated {share}"
@@ -469,10 +470,9 @@ def embed_domain(
             f"telephone; the front end gets an energy floor of {ENERGY_FLOOR_DB:g} dB, and "
             f"{preparation_in_words(net.preparation)} before they are embedded"
         )
+    # An adapted model loses its back end first, or the new one would be fitted behind it.
     elif net.adaptation_spec:
         net = _remove_adaptation(net)
-    # Adapting twice would put one back end behind another, so an adapted model loses its back end
-    # first (above).
     rows = plain = _embed(verifier, net, source, table, "recordings")
     # The unchanged model is the baseline in the cross-validation.
     if net is not verifier.net and who is not None:
@@ -492,7 +492,7 @@ def _inspect(
     with Bar("inspecting", len(names), "recording") as bar:
         for row, name in enumerate(bar.over(names)):
             try:
-                # Only inspected: what is embedded later is the whole recording, as in lists.
+                # The recording is inspected here but embedded whole later, as lists are.
                 quality = inspect_recording(verifier.open(source.read(name), source.sample_rate))
             except AudioError as error:
                 refused[row] = str(error).replace("the array", name)
@@ -518,7 +518,7 @@ def _select_usable(
     labels.
     """
     rows = np.array([row for row in range(len(names)) if row not in refused], dtype=np.int64)
-    # A few reasons are enough to recognise the mistake; a corpus may have thousands.
+    # A corpus may have thousands of refused recordings, so only the first are named.
     reasons = "; ".join([*refused.values()][:MAX_NAMED]) or "none is refused"
     if len(rows) < MIN_RECORDINGS:
         raise ValueError(
@@ -543,8 +543,8 @@ def _embed(
     description: str,
 ) -> np.ndarray:
     """Embeddings (utterances, dim) float64, equal to those of `SpeakerVerifier.embed`."""
-    # Folded like the network of a verifier, so that the back end is fitted on the embeddings that
-    # it will get.
+    # Folded like a verifier's network: the back end has to be fitted on exactly the embeddings that
+    # it will receive.
     embedding_net = folded(net).to(verifier.device)
     return verifier.embed_source(source, names, description, embedding_net).astype(np.float64)
 
@@ -562,8 +562,8 @@ def _remove_adaptation(
     net: SpeakerNet, front_end_options: Mapping[str, Any] | None = None
 ) -> SpeakerNet:
     """The network without its adaptation, with these options of its front end."""
-    # Built anew rather than changed in place: the caller still needs the unchanged network as the
-    # baseline.
+    # A new network rather than a changed one, because the caller still needs the unchanged one as
+    # the baseline.
     spec = net.spec()
     spec.pop("adaptation", None)
     spec["front_end"]["options"] |= front_end_options or {}
@@ -581,8 +581,8 @@ def _labels_of(
     """Speaker and session numbers (2, names), -1 if unknown, from a table, a list, or the folders
     below the roots.
     """
-    # Lists give paths relative to themselves, to the corpus or to where somebody was working. A
-    # wrong base matches nothing, so all are tried.
+    # Paths in a list may be relative to the list, to the recordings or to the working directory. A
+    # wrong base matches no recording, so all three are tried.
     bases = [Path(labels).parent, *map(Path, roots), Path()]
     row_of = {str(Path(name).resolve()): row for row, name in enumerate(names)}
     labelled: dict[int, tuple[str, str]] = {}
@@ -633,8 +633,8 @@ def _rows_of(names: list[str], roots: list[str], labels: str | Path) -> list[tup
     if str(labels) == FOLDERS:
         for name in names:
             file = Path(name)
-            # The speaker is the folder below the one that was given, however deep the file lies;
-            # what lies between them is the session, such as a day or a telephone.
+            # The speaker is the first folder below the root, however deep the file lies; any
+            # folders in between, such as a day or a telephone, are the session.
             root = next((root for root in roots if file.is_relative_to(root)), file.anchor)
             folders = file.relative_to(root).parts[:-1]
             if folders:
@@ -658,9 +658,9 @@ def adapted_contents(
     """The contents of an adapted model file: the network followed by the maps, without calibration
     or mean.
     """
-    # The back end is part of the network in the new file, not a step of scoring: embeddings, stores
-    # of people, exports and fingerprints then follow without knowing of it. The old calibration
-    # does not hold for the new scores and is left out.
+    # The back end becomes part of the network, not a step of scoring, so that embeddings, stores of
+    # people, exports and fingerprints include it without further code. The old calibration is left
+    # out, because it does not hold for the new scores.
     twin = copy.deepcopy(net).cpu()
     tensors: dict[str, np.ndarray] = {}
     sizes = []
@@ -696,11 +696,11 @@ def _compare(
     """
     folder = Path(audio) if audio else audio_folder_of(trials.source)
     source = open_source(folder, verifier.sample_rate, show_progress=True)
-    # A list that shares recordings with the adaptation is compared all the same, but the reader has
-    # to know.
+    # The comparison is optimistic if the list shares recordings with the adaptation, so their
+    # number is reported.
     used = {Path(name).resolve() for name in names}
     num_shared = len(used & {(folder / name).resolve() for name in trials.names})
-    # From the contents to be written, as a command will read them.
+    # Built from the contents to be written, so that what is scored is what a command will load.
     adapted = model_of(contents, "the adapted model", verifier.device)
     scores = []
     for net, model in (

@@ -91,12 +91,12 @@ def embed_files(
         block = names.take(np.array(rows[start : start + BLOCK_UTTERANCES]))
         key = store_key(verifier.fingerprint, block, source.lookup_table(block), way)
         blocks.append((folder / f"{len(blocks):06d}.npz", key, block))
-    # Every process plans all blocks, so that whoever comes last can join them.
+    # Every process plans all blocks, so that the one that finishes last can join them.
     own_blocks = share(blocks, part.number, part.count)
     num_kept = 0
     with Bar("embedding", sum(len(block) for _, _, block in own_blocks), "utterance") as bar:
         for path, key, block in own_blocks:
-            # Read only to see whether it is complete; it is read again below, when all of them are
+            # Read here only to check that it is complete, and again below, where all blocks are
             # joined.
             if load_embeddings(path, key) is not None:
                 num_kept += len(block)
@@ -140,8 +140,7 @@ def _find_embeddable(
     """Rows of the recordings that are long enough and readable, and a sentence for each other."""
     rows = []
     problems = []
-    # From the headers alone: a folder of a million files is checked in minutes, and a short or
-    # unreadable one is reported before hours of embedding.
+    # Only headers are read, so a short or unreadable file is reported before hours of embedding.
     table = source.lookup_table(names)
     for row, name in enumerate(names):
         problem = table.problems.get(row, "")
@@ -175,8 +174,8 @@ def _embed_block(
     except AudioError as error:
         if left_out is None:
             raise
-        # A batch does not say which recording broke it, so the block is tried again one by one.
-        # That is slow, and happens only with broken recordings.
+        # The error does not say which recording of a batch is broken, so they are tried again one
+        # by one. That is slow, but only happens to blocks with a broken recording.
         if len(names) == 1:
             left_out.append(str(error))
             return np.full((1, verifier.embedding_dim), np.nan, dtype=np.float32)
@@ -210,7 +209,7 @@ def calibrate_on_trials(
             "the folder that the paths in the list start from with --audio"
         )
     refuse_recording_as_output(out, source, trials.names)
-    # As decisions embed, on detected speech: a calibration on anything else would not hold for
+    # Embedded as for decisions, on detected speech; otherwise the calibration would not hold for
     # them.
     embedder = Embedder(verifier.embedding_net, VERIFYING, Forward(verifier.device))
     fits, scores = fit_for_verifying(embedder, verifier.contents, trials, source, prior, measures)
@@ -244,7 +243,7 @@ def calibrate_on_people(
             verifier.embedding_net, *cohort, way, Forward(verifier.device), description="cohort"
         )
     strangers = mean_embeddings(strangers, verifier.mean)
-    # Scores against several recordings vary less than those against one, so their scale is fitted
+    # Scores against several recordings vary less than those against one, so that scale is fitted
     # first and the trials are scored with it.
     voices = _voices_to_calibrate_on(store, verifier, len(strangers))
     several = several_of_people(voices.units, voices.owners, verifier.plda) or verifier.rule.several
@@ -317,13 +316,13 @@ def _make_trials(
     rest = voices.means[people] - shares[:, None] * voices.units[rows]
     squared_lengths[rows, people] = np.square(rest).sum(axis=1) / (1 - shares) ** 2
     scores = several.as_one(means, squared_lengths)
-    # Somebody with a single recording has nothing left to be compared with, but is still a stranger
-    # to everybody else.
+    # A person with a single recording has nothing left to be compared with, but is still a
+    # non-target for everybody else.
     is_kept = np.ones(scores.shape, dtype=bool)
     is_kept[np.arange(len(owner)), owner] = np.bincount(owner)[owner] > 1
     test, enrol = np.nonzero(is_kept)
-    # Each stranger is a speaker besides the people.
-    # For the intervals, which draw speakers: scores of one person are not independent.
+    # Speakers for the intervals, which draw speakers because scores of one person depend on each
+    # other. Each stranger is a speaker of its own.
     ids = np.concatenate([np.arange(num_people), owner, num_people + np.arange(len(strangers))])
     names = [f"person {row}" for row in range(num_people)]
     names += [f"test {row}" for row in range(len(tests))]
@@ -347,8 +346,7 @@ def _write(
 ) -> tuple[Fit, Results, Path | None]:
     """Write the fits and return the first; ValueError if a fit on more pairs would be lost."""
     fit = fits[0]
-    # A calibration on thousands of pairs is worth more than one on a dozen, and is not replaced
-    # unasked: with --out there are both.
+    # A calibration on more pairs is not replaced unless it is asked for; with --out both are kept.
     replaced = fit.replaced(verifier.contents) if out is None else None
     num_old = (replaced or {}).get("num_targets", 0)
     num_pairs = fit.origin.get("num_targets", 0)
@@ -360,6 +358,6 @@ def _write(
         )
     changes: dict[str, Any] = {}
     for each in fits:
-        # One after the other, since each fit is put beside those that the file already has.
+        # Each fit is added to those already in the file, including the previous ones of this loop.
         changes |= each.changes({**verifier.contents, **changes})
     return fit, results, update_model_file(verifier.name, changes, out=out)

@@ -124,8 +124,8 @@ def choose(
                 f"{name}: --channel {requested}, but the recording has {num_channels} channels"
             )
         return Chosen(requested - 1)
-    # A minute in all, spread over the recording: at its start one of two people may not have spoken
-    # yet, and decoding all of an hour once more takes long.
+    # A minute in total is compared, spread over the recording: at its beginning one of two people
+    # may not have spoken yet, and decoding all of it again takes long.
     width = min(num_samples, round(WINDOW_SECONDS * sample_rate))
     num_windows = min(CHECKED_WINDOWS, num_samples // width)
     starts = np.linspace(0, num_samples - width, num_windows).astype(int)
@@ -145,7 +145,7 @@ def compare(windows: list[np.ndarray], sample_rate: int) -> Chosen:
     for channel in np.flatnonzero(is_live).tolist():
         if channel == loudest:
             continue
-        # Over all windows at once, so that silent ones do not count.
+        # Over all windows together, so that silent windows have no weight.
         scale = np.sqrt(powers[loudest] * powers[channel])
         correlation = (
             sum(float(window[:, loudest] @ window[:, channel]) for window in windows) / scale
@@ -156,8 +156,8 @@ def compare(windows: list[np.ndarray], sample_rate: int) -> Chosen:
                 f"opposite phases: the channels cancel each other, so only channel {loudest + 1} "
                 "is used",
             )
-        # Two hums differ as well but are nobody, so both channels must vary as speech does. The
-        # search over lags comes last because it takes longest.
+        # Two channels of different hum also differ but hold no people, so both must vary in level
+        # as speech does. The search over lags is the slowest check and comes last.
         if abs(correlation) < DIFFERENT and _have_speech(windows, [loudest, channel], sample_rate):
             lagged = sum(
                 _highest_product(window[:, loudest], window[:, channel], sample_rate)
@@ -180,7 +180,7 @@ def _have_speech(windows: list[np.ndarray], channels: list[int], sample_rate: in
         powers = np.concatenate(
             [frame_powers(window[:, channel], sample_rate) for window in windows]
         )
-        # Percentiles rather than extremes: a click is louder than any speech.
+        # Percentiles rather than extremes, because a single click may be louder than all speech.
         quiet, loud = np.percentile(10 * np.log10(powers + 1e-12), [10, 95])
         if loud - quiet < SPEECH_RANGE_DB:
             return False
@@ -190,7 +190,8 @@ def _have_speech(windows: list[np.ndarray], channels: list[int], sample_rate: in
 def _highest_product(first: np.ndarray, second: np.ndarray, sample_rate: int) -> float:
     """The largest absolute inner product of two signals over all lags up to `MAX_LAG_SECONDS`."""
     lags = round(MAX_LAG_SECONDS * sample_rate)
-    # Twice as long, or the end of one signal would be compared with the start of the other.
+    # Padded to twice the length, or the end of one signal would be compared with the start of the
+    # other.
     size = 2 * len(first)
     products = np.fft.irfft(np.fft.rfft(first, size) * np.conj(np.fft.rfft(second, size)), size)
     return float(np.abs(np.concatenate([products[: lags + 1], products[-lags:]])).max())

@@ -112,7 +112,7 @@ class Decision:
             )
         rate = self.false_accept_rate
         errors = "error rate unknown" if rate is None else f"false accepts {100 * rate:.3g} %"
-        # Rounded to the same digits, a score may seem to equal a threshold that it misses.
+        # With few digits, a score just below the threshold would be printed as equal to it.
         score, threshold = told_apart(self.score, self.threshold)
         score = f"score {score}"
         ratio = self.log_likelihood_ratio
@@ -252,9 +252,8 @@ class DecisionRule:
         if weight <= 0:
             # Such a fit says nothing about these measures.
             return self
-        # Whoever decides knows only scores and thresholds on scores. With measures that are fixed
-        # for a pair, a threshold on the ratio is one on the score too.
-        # Turn each threshold on the ratio into the score that reaches it.
+        # `decide` compares scores. The measures of a pair are fixed, so each threshold on the ratio
+        # corresponds to one score.
         thresholds = [
             {**limit, "threshold": (limit["threshold"] - offset) / weight} for limit in limits
         ]
@@ -290,7 +289,7 @@ class DecisionRule:
             return None
         calibration, limits = self.quality
         by_name = {str(limit["name"]): limit["threshold"] for limit in limits}
-        # For the served page, which gets this as JSON.
+        # The page of `serve` gets this as JSON.
         longest = min(calibration.seconds[1], LONGEST_SECONDS)
         return {
             **calibration.to_dict(),
@@ -307,8 +306,8 @@ class DecisionRule:
             weights: (recordings,).
         """
         shares = weights / weights.sum()
-        # How much the recordings agree: the mean of unit vectors is the shorter the more they
-        # differ, and the scores against it vary the less.
+        # The mean of unit vectors is the shorter the more they differ, and the scale of a score
+        # against several recordings depends on its length.
         squared_length = np.square(shares @ units).sum()
         score = float(self.several.as_one(scores @ shares, squared_length))
         return min(score, 1.0) if self.scores == "cosine" else score
@@ -362,7 +361,7 @@ class DecisionRule:
         # threshold, and then the sentence says so. Both are only as good as the list was like
         # today's recordings, which nobody checks here.
         if threshold is None:
-            # A threshold for a rate is named after it, so asking for a rate is asking for a name.
+            # Thresholds are named after their rates, so a rate is looked up by name.
             name = self._default_name
             if false_accept_rate is not None:
                 name = threshold_name(_checked_rate(false_accept_rate))
@@ -380,7 +379,7 @@ class DecisionRule:
         is_at_bound = ratio in self.bounds
         decision = Decision(score, ratio, score >= limit, limit, rate, speech_seconds, is_at_bound)
         if self.scores == "PLDA" and self.calibration is not None:
-            # A PLDA score has no scale that a reader knows; its calibrated ratio has.
+            # A PLDA score has no familiar scale, so the sentence gives its calibrated ratio.
             at_threshold = float(self.calibration.apply(np.array([limit]))[0])
             decision = replace(decision, threshold_ratio=at_threshold)
         if decision.is_made:
@@ -422,7 +421,7 @@ class DecisionRule:
         allowed_rate = _checked_rate(false_accept_rate)
         if not self.thresholds:
             raise NotCalibratedError(self.advice)
-        # From the lowest on, since a lower threshold rejects fewer of the people who are enrolled.
+        # The lowest threshold that suffices rejects the fewest enrolled people.
         by_height = sorted(self.thresholds, key=itemgetter("threshold"))
         for threshold in by_height:
             # A measured rate of 0 is unknown, not 0: the list was too short to see an error.

@@ -54,7 +54,7 @@ def enroll(
         verifier.hear(recording, sample_rate, min_speech_seconds=MIN_ENROL_SECONDS)
         for recording in recordings
     ]
-    # In one batch: people enrol with several recordings of similar length.
+    # All at once, since recordings of similar length share a batch.
     embeddings = verifier.embed([recording for recording, _ in heard])
     voices = []
     for (recording, quality), embedding in zip(heard, embeddings, strict=True):
@@ -161,7 +161,7 @@ def doubts_about_voice(
         enrolled: the person's earlier recordings.
     """
     if verifier.is_calibrated:
-        # At the equal error rate, where a wrong warning and a missed one are as likely.
+        # At the equal error rate a needless warning is as likely as a missing one.
         limit = verifier.decide(0.0, threshold="eer").threshold
     else:
         # An uncalibrated PLDA score is still a log-likelihood ratio.
@@ -181,9 +181,10 @@ def doubts_about_voice(
                 f"expected at least {limit:.4f})"
             )
     name = voices[0].name
-    # Of the new recordings alone: the person's earlier ones would hide a mistake made now.
+    # Only the new recordings: averaged with the person's earlier ones, a wrong voice would go
+    # unnoticed.
     mean = everything[: len(voices)].mean(axis=0)
-    # The nearest may be the person, so two are asked for.
+    # Two, because the nearest may be the person itself.
     for other, score in store.identify(mean, top=2) if store else []:
         if other != name:
             if score >= limit:

@@ -117,8 +117,8 @@ def export_model(
         quantisation.
     """
     model = load_model_file(model_path)
-    # Written only after it has been run and compared with the network: it will run where nobody
-    # can look into it.
+    # Written only after the graph has been run and compared with the network, since a wrong graph
+    # would be hard to notice where it is deployed.
     least = model.net.min_samples
     usable = [waveform for waveform in speech if len(waveform) >= least]
     if not usable:
@@ -153,7 +153,7 @@ def export_model(
     if int8:
         logger.info("rounding to eight bits and comparing again")
         content = quantize(content)
-        # Without a limit: how much is tolerable only the error rate on trials can say.
+        # No limit here: only the error rate on trials shows how much rounding is acceptable.
         parities.append(compare(model, open_onnx(content), usable))
     with writing(path, OTHER_PLACE), atomic_write(path, "wb") as file:
         file.write(content)
@@ -247,11 +247,11 @@ class ExportedNet(nn.Module):
         self.net = folded(model.net).requires_grad_(False)
         self.net.spec_augment = None
         for module in self.net.modules():
-            # Not every runtime has an FFT; a convolution with sines and cosines they all have.
+            # Not every runtime has an FFT, but all have convolutions.
             if isinstance(module, FrontEnd):
                 use_convolution(module)
         mean = mean_of_whole_utterances(model.contents)
-        # Zeros rather than a condition in `forward`, which is traced.
+        # Zeros instead of a condition in `forward`, because tracing would record only one branch.
         if mean is None:
             mean = np.zeros(self.net.embedding_dim, dtype=np.float32)
         self.register_buffer("mean", torch.tensor(mean))
@@ -296,9 +296,9 @@ def sherpa_bytes(model: ModelFile, num_samples: int | None) -> bytes:
     Source: sherpa-onnx, `csrc/speaker-embedding-extractor-model.cc` (the metadata that it reads).
     """
     net = model.net
-    # sherpa-onnx computes features itself, in a way that a few metadata select. A network trained
-    # on other features would still run there and quietly be worse (cosines of 0.87 to 0.94 with the
-    # right embeddings), so it is refused.
+    # sherpa-onnx computes the features itself, with few settings. A network trained on other
+    # features would run there with worse embeddings (cosines of 0.87 to 0.94 with the right ones)
+    # and no error, so it is refused.
     spec = net.spec()["front_end"]
     options = {
         "style": "kaldi",
@@ -315,7 +315,7 @@ def sherpa_bytes(model: ModelFile, num_samples: int | None) -> bytes:
             f"{SHERPA} needs {expected}; this model has {actual}. Train with these `frontend` "
             "options, or export a graph of waveforms without --for"
         )
-    # The kind of model tells it whether samples are in -1..1 or of 16 bits.
+    # From this name sherpa-onnx infers whether samples are in -1..1 or have 16 bits.
     has_unit_scale = options["scale"] == 1.0
     metadata: dict[str, Any] = {
         "framework": "3d-speaker" if has_unit_scale else "wespeaker",
@@ -448,7 +448,7 @@ def open_onnx(content: bytes) -> Run:
     options.intra_op_num_threads = torch.get_num_threads()
     # Errors only, since ONNX Runtime warns about every constant that it folds.
     options.log_severity_level = 3
-    # On the CPU, on which the comparison means the same on every machine.
+    # On the CPU, so that the figures do not depend on a machine's accelerator.
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
     def run(values: np.ndarray) -> list[np.ndarray]:
@@ -484,7 +484,7 @@ def quantize(content: bytes) -> bytes:
             kept.append(node.name)
     assert kept, "the nodes of the front end are no longer marked"
     with _quiet(), tempfile.TemporaryDirectory(prefix="speakernet-export-") as folder:
-        # The quantiser writes files only.
+        # The quantiser can only write to a file.
         target = Path(folder) / "int8.onnx"
         # Have intermediate shapes inferred again: the old ones do not fit transposed weights.
         del model.graph.value_info[:]
@@ -515,8 +515,7 @@ def _tensor_bytes(model: ModelFile, num_samples: int | None) -> bytes:
 
 
 def _embed(net: SpeakerNet, waveforms: np.ndarray) -> list[np.ndarray]:
-    # Through `embed`, the door of every command, and not `forward`: what is compared is what users
-    # get.
+    # Through `embed`, as in every command, so that the comparison covers what users get.
     lengths = torch.full((len(waveforms),), waveforms.shape[1])
     return [
         net.embed(torch.from_numpy(waveforms), lengths, sample_rate=net.sample_rate).float().numpy()

@@ -47,7 +47,7 @@ class Namer:
             return self.rule.threshold_of_many(
                 len(self.store), self.limits.get("false_accept_rate")
             )
-        # Called for the errors that it raises.
+        # Only for its errors: impossible limits should fail before anything is embedded.
         self.rule.decide(0.0, **self.limits)
         return threshold
 
@@ -81,8 +81,8 @@ class Namer:
             for rule, (_, similarity) in zip(rules, candidates, strict=True)
         )
         decision = rules[0].decide(score, threshold=threshold, speech_seconds=speech_seconds)
-        # On a short calibration list the lowest threshold may lie where a stranger is more likely
-        # than the person; a user who names a threshold has decided that already.
+        # After a short calibration list the threshold may be so low that a stranger is more likely
+        # than the person. A user who names a threshold has accepted that.
         needs_odds = self.limits.get("threshold") is None
         is_unlikely = needs_odds and (decision.log_likelihood_ratio or 0.0) < 0
         answer = name if decision.same_speaker and not is_unlikely else None
@@ -91,7 +91,7 @@ class Namer:
 
 def seconds_of(store: PeopleStore, rule: DecisionRule) -> dict[str, float]:
     """Seconds of speech that each person is enrolled with, if the rule asks for them."""
-    # Listing everybody takes a query of the store, which most calibrations do not need.
+    # A query that most calibrations do not need.
     if not rule.knows_durations:
         return {}
     return {person.name: person.speech_seconds for person in store.people()}

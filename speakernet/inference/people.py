@@ -220,12 +220,12 @@ class PeopleStore(contextlib.AbstractContextManager):
         self._dim = model.embedding_dim
         self._voices: tuple[tuple[Any, ...], Voices] = (), NOBODY
         """State of the file when read, and everybody in it."""
-        # A store is made on the first enrolment, but a mistyped path of `identify` must not make an
-        # empty one.
+        # The first enrolment creates the store, but `identify` with a mistyped path must not create
+        # an empty one.
         if model.fingerprint and not must_exist:
             self._make(model)
         with self._session() as connection:
-            # Once, when the store is opened: it reads the whole file.
+            # Only once per opened store, because it reads the whole file.
             problem = value_of(connection, "PRAGMA quick_check(1)")
             if problem != "ok":
                 raise sqlite3.DatabaseError(f"malformed: {problem}")
@@ -284,7 +284,8 @@ class PeopleStore(contextlib.AbstractContextManager):
         if not recordings:
             raise StoreError("no embeddings; expected at least one")
         for recording in recordings:
-            # All of them before the transaction: a person is enrolled with all recordings or none.
+            # All are checked before the transaction: a person is enrolled with all recordings or
+            # none.
             self._checked(recording.embedding)
             if not 0 < recording.weight < math.inf:
                 raise StoreError(f"the weight is {recording.weight}; expected a number above 0")
@@ -366,8 +367,8 @@ class PeopleStore(contextlib.AbstractContextManager):
         name = normal_name(name)
         purged = []
         remove_half_backups(self.path)
-        # The store last: if a kill comes in between, the person is still listed and can be purged
-        # again.
+        # The store comes last: after a kill in between, the person is still listed and can be
+        # purged again.
         for path in [*backups_of(self.path), self.path]:
             with open_database(path) as connection:
                 # Another program may have enabled a write-ahead log, which keeps earlier pages.
@@ -427,9 +428,9 @@ class PeopleStore(contextlib.AbstractContextManager):
             StoreError: recordings that cannot be read (the first ten are named), or the file cannot
                 be written.
         """
-        # Embedding takes minutes, during which others may use the store. So nothing is locked
-        # meanwhile; instead the state of the file is compared in the transaction that replaces
-        # everything, and a store that has changed is left as it is.
+        # Embedding takes minutes, during which others may use the store, so it is not locked.
+        # Instead its state is compared in the transaction that replaces everything; a store that
+        # has changed is left as it is.
         made: list[StoredRecording] = []
         problems = []
         state = self._state()
@@ -446,7 +447,7 @@ class PeopleStore(contextlib.AbstractContextManager):
                 f"{self.path}: {len(problems)} of {len(kept)} recordings cannot be embedded again; "
                 f"nothing was changed: {'; '.join(problems[:MAX_NAMED])}"
             )
-        # Embeddings of the old model cannot be made again if its file is gone.
+        # A backup first, because the old embeddings cannot be computed again without the old model.
         self._back_up()
         with self._session(writes=True) as connection:
             if self._state() != state:
@@ -456,7 +457,7 @@ class PeopleStore(contextlib.AbstractContextManager):
             connection.execute("DELETE FROM recordings")
             connection.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", _facts(model))
             self._insert(connection, made)
-            # Somebody all of whose recordings are missing would be a name without a voice.
+            # A person whose recordings are all gone would be a name without a voice.
             connection.execute("DELETE FROM people WHERE id NOT IN (SELECT person FROM recordings)")
         self._model = model
         self._dim = model.embedding_dim
@@ -486,8 +487,8 @@ class PeopleStore(contextlib.AbstractContextManager):
                 return
             facts: list[tuple[str, Any]] = [*_facts(model), ("created", _now())]
             if self._key is not None:
-                # The proof is known text: whether it can be decrypted tells a wrong key before
-                # anybody is enrolled under it.
+                # The proof is a known text: decrypting it shows a wrong key before anybody is
+                # enrolled under it.
                 salt = os.urandom(SALT_BYTES)
                 proof = seal(derive_cipher(self._key, salt), PROOF, PROOF)
                 facts += [("salt", salt), ("proof", proof)]
@@ -501,9 +502,9 @@ class PeopleStore(contextlib.AbstractContextManager):
 
     def _check(self, facts: Mapping[str, Any]) -> None:
         """Check that the store matches the expected model and key."""
-        # This is where every action passes, because the file may have been replaced since the last
-        # one. Embeddings of another model would give scores that look right and mean nothing, and a
-        # store with a key must never get a row without it.
+        # Checked at every action, because the file may have been replaced since the last one.
+        # Scores against embeddings of another model look plausible and mean nothing, and a store
+        # with a key must never hold an unencrypted row.
         if "fingerprint" not in facts:
             raise StoreError(
                 f"{self.path}: the store is empty and names no model; remove the file and enrol "
@@ -536,7 +537,7 @@ class PeopleStore(contextlib.AbstractContextManager):
     def _state(self) -> tuple[Any, ...]:
         """A value that changes whenever the file is changed or replaced."""
         with self._session(), open_regular(self.path) as file:
-            # Of the open file, so that a file put in its place meanwhile is not mistaken for it.
+            # Taken from the open file: the path may already belong to a file that replaced it.
             status = os.fstat(file.fileno())
             # SQLite's change counter, since modification times are coarser.
             counted = file.read(CHANGES.stop)[CHANGES]
@@ -604,7 +605,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         version = value_of(connection, "PRAGMA user_version")
         digest = "''" if version == 1 else "digest"
         where = "" if name is None else "WHERE people.name = ?"
-        # One statement for one person and for everybody: grouped by person, as `Voices` needs them.
+        # Ordered by person, as `voices_of` needs them.
         names = [] if name is None else [normal_name(name)]
         rows = connection.execute(
             "SELECT recordings.id, person, embedding, checksum, people.name, weight, source, "
@@ -642,7 +643,8 @@ class PeopleStore(contextlib.AbstractContextManager):
         half = self.path.with_name(f"{self.path.name}.{HALF_WORD}-{os.getpid()}")
         with writing(copy, "nothing was changed"), self._session() as connection:
             remove_half_backups(self.path)
-            # Made by us first, because SQLite would make it readable for everybody.
+            # Created here with private permissions, because SQLite would make it readable for
+            # everybody.
             half.touch(PRIVATE, exist_ok=False)
             try:
                 connection.execute("VACUUM INTO ?", [str(half)])
@@ -699,8 +701,8 @@ def checked_name(name: str) -> str:
     """
     normalised = normal_name(name)
     folded = normalised.casefold()
-    # A person called like the answer for a stranger could not be told from one, and `who` calls
-    # unknown voices `speaker 1`, `speaker 2`.
+    # The answer for a stranger is `unknown`, and `who` calls unknown voices `speaker 1`, `speaker
+    # 2`; a person of that name could not be told from them.
     is_taken = folded in ("", ".", "..", UNKNOWN) or re.fullmatch(r"speaker\s+\d+", folded)
     if is_taken or len(normalised) > LONGEST_NAME or not normalised.isprintable():
         raise StoreError(

@@ -105,7 +105,7 @@ class Recording:
 
     def read(self, start: int = 0, num_samples: int | None = None) -> np.ndarray:
         """A stretch, (samples,) float32 in -1..1; shorter at the end."""
-        # Speech that was cut out is a list of edges, not a copy: an hour of it is read piece by
+        # Cut speech is a list of edges rather than a copy, so that an hour of it is read piece by
         # piece like any recording.
         if self.edges is not None:
             return read_speech(replace(self, edges=None).read, self.edges, start, num_samples)
@@ -140,7 +140,7 @@ class Recording:
         """The recording reduced to stretches, (stretches, 2) in seconds."""
         edges = sample_edges(speech, self.sample_rate)
         cut = replace(self, edges=edges, num_samples=int(np.diff(edges).sum()))
-        # What is in memory already is cut at once, or each window would search the edges again.
+        # Samples in memory are cut at once; otherwise each window would search the edges again.
         return cut if self.samples is None else replace(cut, samples=cut.read(), edges=None)
 
 
@@ -186,7 +186,7 @@ def open_recording(
         raise AudioError(f"an array has no sample rate; give sample_rate, such as {rate}")
     array = array_of(audio)
     chosen = channels.Chosen()
-    # More columns than rows are not channels but a transposed array, which is refused below.
+    # More columns than rows means a transposed array, which is refused below.
     if array.ndim == 2 and 1 < array.shape[1] <= array.shape[0]:
         chosen = channels.choose_of_array(array, sample_rate, rate, requested)
         if chosen.channel is not None:
@@ -220,8 +220,8 @@ class ChosenChannels(FolderSource):
 
     def read(self, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
         """See `AudioSource.read`."""
-        # A long file is read window by window, and each window must be of the same channel, so the
-        # choice is made once for a file.
+        # A long file is read window by window, and every window has to come from the same channel,
+        # so the choice is made once per file.
         path = self.path_of(name)
         with open_audio(path) as (file, info):
             if info.num_channels > 1 and name not in self._channels:
@@ -262,7 +262,7 @@ def audio_inputs(
             return source, source.index.names
         assert isinstance(source, KaldiSource), "only these two are corpora"
         return source, source.names
-    # In order and once each: a file may be named by a folder and by a list.
+    # In order, and only once if a folder and a list both name a file.
     names = dict.fromkeys(name for argument in arguments for name in _files_of(argument, lines))
     if not names:
         raise AudioError(
@@ -298,7 +298,8 @@ def _files_of(argument: str, lines: Iterable[str]) -> Iterable[str]:
                 f"{', '.join(sorted(AUDIO_SUFFIXES))}"
             )
         return [str(path / name) for name in names]
-    # A recording may have no suffix, as in some corpora, so the first bytes decide.
+    # Decided by the first bytes too, because recordings of some corpora have no suffix or an
+    # unusual one.
     if path.suffix.lower() in LIST_SUFFIXES and not _is_binary(path):
         with reading(path, f"a folder or {LIST_FORM}", ListError), open_text(path) as file:
             return _listed(file.read().splitlines(), str(path), path.parent)
@@ -317,7 +318,7 @@ def _is_binary(path: Path) -> bool:
 def _listed(lines: Iterable[str], where: str, folder: Path) -> list[str]:
     """The files in a list, with paths relative to the list or to the working directory."""
     names = []
-    # macOS decomposes accented letters in names, lists from elsewhere compose them; both are found.
+    # macOS decomposes accented letters in file names, while lists from elsewhere compose them.
     roots = [(root, UnicodeNames(root)) for root in (folder, Path())]
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -349,8 +350,8 @@ def open_piped(file: BinaryIO) -> tuple[AudioInfo, bytes]:
     # A pipe may return less than requested.
     while len(head) < HEADER_BYTES and (block := file.read(HEADER_BYTES - len(head))):
         head += block
-    # A recorder that pipes does not know the length, and writes 0 or the largest number; both mean:
-    # until the pipe ends.
+    # A recorder that writes to a pipe does not know the length and states 0 or the largest number;
+    # both mean that samples follow until the pipe ends.
     info = parse_riff(io.BytesIO(head), "standard input", UNKNOWN_BYTES)
     if info is None or info.data_offset > len(head):
         raise AudioError(
@@ -364,8 +365,7 @@ def open_piped(file: BinaryIO) -> tuple[AudioInfo, bytes]:
 def chunks_of(file: BinaryIO, info: AudioInfo, begun: bytes) -> Iterator[np.ndarray]:
     """The samples as they arrive, (samples, channels) float32, until they or the pipe end."""
     # A pipe returns as many bytes as it has, so a block may end within a sample; the rest is kept
-    # for the next block. Chunks are a tenth of a second: shorter ones cost time, longer ones delay
-    # the answer.
+    # for the next one. Shorter chunks cost time, longer ones delay the answer.
     frame_bytes = SAMPLE_BYTES[info.format] * info.num_channels
     chunk_bytes = max(1, round(CHUNK_SECONDS * info.sample_rate)) * frame_bytes
     # What follows the samples, if the header says how many there are, is not sound.
@@ -420,10 +420,11 @@ def inspect_recording(
     >>> inspect_recording(hiss, sample_rate=16000).speech_seconds
     0.0
     """
-    # Read twice, to find the speech and to measure it, both times in pieces: memory does not grow.
+    # Read twice, to find the speech and to measure it. A long recording is read piece by piece both
+    # times; a short one is decoded once and kept.
     recording = open_recording(audio, sample_rate, SAMPLE_RATE).in_memory()
     name = recording.name
-    # Of the samples, not of the file: the same recording in another container is still a copy.
+    # Of the samples, not of the file: a copy in another container is still a copy.
     digest = hashlib.sha256()
     speech = find_speech(_hashed(recording.blocks(), digest), recording.sample_rate)
     speech_seconds = float(np.diff(speech).sum())
@@ -512,7 +513,7 @@ def warnings_by_cause(qualities: Sequence[Quality]) -> list[str]:
     for quality in qualities:
         for text in quality.warnings:
             causes.setdefault(text.partition(":")[0], []).append((quality.name, text))
-    # Narrow recordings are fine among themselves; one among others is what moves a score.
+    # Narrow-band recordings are comparable with each other; scores change if only some of them are.
     narrow = [quality.name for quality in qualities if quality.is_band_limited]
     if 0 < len(narrow) < len(qualities):
         text = f"{BAND_LIMITED}: as over a telephone, unlike the others; use one kind of microphone"
@@ -530,7 +531,7 @@ def _is_band_limited(spectrum: np.ndarray, sample_rate: int) -> bool:
     """Whether the band above the telephone band is empty; False if the sample rate is too low for
     that band.
     """
-    # Nothing can be in a band that the rate does not have.
+    # At a lower rate the band does not exist, so its emptiness means nothing.
     if sample_rate / 2 < UPPER_BAND_HZ[1]:
         return False
     hz = np.linspace(0, sample_rate / 2, len(spectrum))

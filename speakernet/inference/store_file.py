@@ -85,7 +85,7 @@ class StoreKeyError(FileError):
 
 def backups_of(path: Path) -> list[Path]:
     """The backups of a store."""
-    # Escaped, because a path may contain brackets.
+    # Escaped, because brackets in the path would be taken for a pattern.
     backups = path.parent.glob(f"{glob.escape(path.name)}.{BACKUP_WORD}-*")
     return sorted(backup for backup in backups if not backup.name.endswith("-journal"))
 
@@ -103,7 +103,7 @@ def open_database(path: Path, *, is_empty: bool = False) -> Iterator[sqlite3.Con
         start = file.read(len(SQLITE_MARK))
     if start not in (b"", SQLITE_MARK):
         raise StoreError(f"{path}: not an SQLite file; expected {EXPECTED}")
-    # Read and write, but never create: SQLite would make an empty database of a mistyped path.
+    # `mode=rw`, because SQLite would otherwise create an empty database at a mistyped path.
     uri = f"{path.absolute().as_uri()}?mode=rw"
     try:
         with contextlib.closing(
@@ -158,7 +158,7 @@ def derive_cipher(key: str | bytes, salt: bytes) -> Any:
         raise StoreKeyError(
             "encryption needs an additional package: pip install 'speakernet[encryption]'"
         )
-    # A variable of the environment may hold bytes that are not UTF-8; they are kept as they are.
+    # An environment variable may hold bytes that are not UTF-8; they are used unchanged.
     secret = key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key
     return AESGCM(Scrypt(salt=salt, length=KEY_BYTES, n=SCRYPT_COST, r=8, p=1).derive(secret))
 
@@ -167,8 +167,8 @@ def seal(aead: Any, content: bytes, place: bytes) -> bytes:
     """Encrypt with a new nonce, bound to `place`: bytes that are moved to a different row cannot be
     decrypted.
     """
-    # Random rather than counted: several processes write, and a backup may be put back. With 96
-    # bits a repetition is out of reach for a store of people.
+    # Random rather than a counter, because several processes write and a backup may be restored. Of
+    # 96 bits, no nonce repeats in a store of any realistic size.
     nonce = os.urandom(NONCE_BYTES)
     return nonce + bytes(aead.encrypt(nonce, content, place))
 

@@ -140,7 +140,7 @@ class SpeakerStream:
         if not self._num_samples:
             return seconds, total
         chunks = np.concatenate(self._chunks)
-        # Searched and cut exactly as a file is, or the answer would not equal that of `verify`.
+        # Searched and cut exactly as a file is, so that the answer equals that of `verify`.
         window = open_recording(chunks, self.sample_rate, self.verifier.sample_rate)
         speech = find_speech(window.read(), window.sample_rate)
         if len(speech) and self.verifier.cuts_speech:

@@ -107,8 +107,7 @@ def load(
     Raises:
         ValueError: the file is not a model file, is damaged or newer, or the device does not exist.
     """
-    # oneDNN keeps compiled code for a thousand lengths of input; a server would fill hundreds of
-    # megabytes with it.
+    # On a CPU each new length of audio would otherwise keep memory: 300 lengths took 327 MB.
     bound_compiled_shapes()
     chosen_device = _device(device, local_rank)
     model = load_model_file(path, chosen_device)
@@ -150,16 +149,15 @@ class SpeakerVerifier:
         *,
         is_model_kept: bool = True,
     ) -> None:
-        # A forked child has none of the threads of torch in the parent and would wait for them
-        # forever.
+        # A forked child does not have the parent's torch threads and would wait for them forever.
         use_one_thread_after_fork()
         self.contents = model.contents
         self.device = torch.device(device)
         self.name = name
         net = model.net
-        # A folded network computes the same in fewer operations, but it cannot be trained, compared
-        # by weights or adapted. A verifier that loaded the file itself folds in place and reads the
-        # file again if somebody asks for `net`.
+        # A folded network needs fewer operations for the same embeddings, but it cannot be trained
+        # or adapted, and its weights cannot be compared. A verifier that loaded the file itself
+        # folds in place, and reads the file again if `net` is asked for.
         if is_model_kept:
             self.net = net
             net = folded(net)
@@ -196,8 +194,8 @@ class SpeakerVerifier:
         """SHA-256 over weights, architecture and front end, which determine embeddings; not over
         the calibration.
         """
-        # The spec too: the same weights behind another front end give other embeddings. Not the
-        # calibration, since people need not be enrolled again for other thresholds.
+        # Includes the spec, because the same weights behind another front end give other
+        # embeddings, and leaves out the calibration, because new thresholds need no new enrolment.
         described = json.dumps(self.net.spec(), sort_keys=True)
         return hashlib.sha256((weights_digest(self.net.weights()) + described).encode()).hexdigest()
 
@@ -229,8 +227,8 @@ class SpeakerVerifier:
             ValueError: audio that is missing, broken, of a wrong shape or type, or too short for
                 the network.
         """
-        # All are opened before the first is embedded, so that a bad one at the end does not cost
-        # minutes.
+        # All are opened before the first is embedded, so that a broken one at the end fails at
+        # once.
         several: list[Any] = list(audio) if isinstance(audio, list | tuple) else [audio]
         opened = []
         for recording in several:
@@ -271,8 +269,7 @@ class SpeakerVerifier:
         # The last window ends with the recording, so that all of it is covered.
         starts = np.unique(np.append(np.arange(0, last + 1, hop), last))
         stops = starts + window
-        # Windows of one length are embedded in batches; they are read one by one, so memory does
-        # not grow.
+        # Windows of one length share batches. They are read one by one, so memory does not grow.
         embeddings = self.embed_windows(recording, np.stack([starts, stops], axis=1))
         return Track(starts / rate, stops / rate, embeddings)
 
@@ -421,8 +418,7 @@ class SpeakerVerifier:
         their quality, and the seconds of speech in the first or, if they have less, in the others.
         """
         qualities = [quality for _, quality in heard]
-        # A copy counted twice would double its weight and make the mean look more certain than it
-        # is.
+        # A copy would count twice in the mean, which would then look more certain than it is.
         digests = [quality.digest for quality in qualities[1:]]
         if not digests:
             raise AudioError(f"there is nothing to compare {qualities[0].name} with")
@@ -444,7 +440,7 @@ class SpeakerVerifier:
             # Quality measures other than the duration are calibrated on pairs.
             return score, self.rule.for_seconds(*sides), min(sides)
         rule = self.rule
-        # Measures beyond the score are of a pair; most calibrations have none.
+        # Other measures belong to a pair of recordings; most calibrations have none.
         if rule.quality is not None:
             rule = rule.for_pair(
                 {
@@ -509,8 +505,8 @@ class SpeakerVerifier:
                 wrong key.
         """
         store = PeopleStore(path, self.store_model, key=key, must_exist=must_exist)
-        # Scores of whole recordings and of speech differ, but both can be compared, and people may
-        # be few: a warning is enough.
+        # Embeddings of whole recordings can be compared with those of detected speech, if less
+        # well, so this is a warning and not an error.
         stored_speech = store.facts["speech"]
         if stored_speech != self.rule.speech:
             logger.warning(
@@ -555,7 +551,7 @@ class SpeakerVerifier:
             [1.0, 2.0]
         """
         limits = DecisionLimits(false_accept_rate=false_accept_rate, threshold=threshold)
-        # An embedding does not say how much speech it is from; it counts as enough.
+        # An embedding does not tell how much speech it is from, so it counts as long enough.
         if isinstance(enrolled, Heard):
             embedding = self.embed(enrolled.recording)
             seconds = enrolled.quality.speech_seconds
@@ -632,7 +628,7 @@ class SpeakerVerifier:
 
     def _embed_recordings(self, recordings: Sequence[Recording]) -> Tensor:
         """Embeddings (recordings, dim) on the CPU; recordings of similar length share a batch."""
-        # Sorted, because a batch is padded to its longest.
+        # Sorted by length, because a batch is padded to its longest recording.
         order = np.argsort([recording.num_samples for recording in recordings], kind="stable")
         pieces = (
             (stretch, prepared(waveform, self.sample_rate, self.embedding_net.preparation))

@@ -46,8 +46,8 @@ class Adaptation(nn.Module):
     def forward(self, embeddings: Tensor) -> Tensor:
         """(batch, dim) from the network to (batch, dim) adapted, not normalised."""
         for index, affine_map in enumerate(self.maps):
-            # Between two maps the length is removed, as between LDA and PLDA; before the first one
-            # the embedding is as the network gives it.
+            # Between two maps the length is normalised, as between LDA and PLDA; the first map
+            # takes embeddings as the network gives them.
             if index > 0:
                 embeddings = embeddings / embeddings.norm(dim=1, keepdim=True).clamp(min=EPSILON)
             embeddings = affine_map(embeddings)

@@ -98,8 +98,8 @@ def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a folder: those in its index, else model.safetensors, else the only
     one.
     """
-    # Large models come in several files, listed in an index. Without one, several files could as
-    # well be several models, so nothing is guessed.
+    # Large models are split into several files that an index lists. Several files without an index
+    # could be several models, so none is chosen.
     names = sorted(set(_read_json(folder / INDEX).get("weight_map", {}).values()))
     if not names:
         names = sorted(file.name for file in folder.glob("*.safetensors"))
@@ -211,7 +211,7 @@ def refuse_other_files(
 
 def _folder(name: str, revision: str) -> Path:
     """A local folder, or the cached snapshot of a model on the hub, downloaded if necessary."""
-    # A folder goes before the hub: what is on the disk does not change and needs no network.
+    # A local folder comes first: it does not change and needs no network.
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
@@ -242,8 +242,8 @@ def _rename_to_bare(weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor
     """Weights under the names of the bare model: no prefix of a model with a head, current names of
     weight norm.
     """
-    # Files of pretraining have the bare model below its name, next to their heads; others have it
-    # bare.
+    # Files of pretraining have their heads too, and the bare model below its name; others have only
+    # the bare model.
     roots = {name.partition(".")[0] for name in weights}
     prefix = next((f"{root}." for root in ROOTS if root in roots), "")
     for name, value in weights.items():

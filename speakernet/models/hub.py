@@ -49,8 +49,8 @@ def _download(name: str, revision: str, patterns: Sequence[str], what: str) -> P
         huggingface_hub.snapshot_download, name, revision=revision, allow_patterns=list(patterns)
     )
     try:
-        # Asked first, with a timeout of our own: a network that swallows packets would otherwise be
-        # waited for.
+        # Asked first, with a timeout of our own, because a download waits long for a network that
+        # drops packets.
         huggingface_hub.HfApi().model_info(name, revision=revision, timeout=HUB_SECONDS)
         return Path(download())
     except (
@@ -81,9 +81,8 @@ def _warn_of_changes(name: str, revision: str, folder: Path, patterns: Sequence[
     """Warn of files that differ from those of the first fetch, whose SHA-256 are kept in the
     cache.
     """
-    # models--OWNER--NAME/snapshots/COMMIT
-    # Beside the cache's own files, because the cache knows commits but not which of them a result
-    # was made with.
+    # models--OWNER--NAME/snapshots/COMMIT. The note lies beside the cache's own files, which do not
+    # record what was fetched first.
     note = folder.parents[1] / f"{NOTE}-{revision.replace('/', '--')}.json"
     first: dict[str, str] = {}
     if note.is_file():

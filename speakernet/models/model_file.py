@@ -348,8 +348,8 @@ def _load_head(loss: nn.Module | None, head: Mapping[str, Tensor], report: LoadR
         if loss is not None and list(loss.parameters()):
             report.head = "new"
         return
-    # All or nothing, as for the network: a head of which only the bias fits would start from a
-    # mixture.
+    # All or nothing, as for the network: a head that fits in part would be half trained and half
+    # random.
     shapes = {name: tuple(value.shape) for name, value in head.items()}
     ours = {name: tuple(value.shape) for name, value in loss.state_dict().items()}
     if shapes != ours:
@@ -415,7 +415,7 @@ class Undrawn(TorchFunctionMode):
 
 def check_entries(contents: Mapping[str, Any], path: str | Path) -> None:
     """Refuse a newer format, and missing or malformed entries."""
-    # Not `isinstance`: True is an integer to Python, and not a version.
+    # Not `isinstance`, which would accept True.
     version = contents["format_version"]
     if type(version) is not int or not 1 <= version <= FORMAT_VERSION:
         raise CheckpointError(
@@ -447,7 +447,7 @@ def _is_plain(value: Any) -> bool:
     """Whether a value contains only plain values, few enough that shared ones cannot make the walk
     endless.
     """
-    # A list of things to look at instead of recursion, which a deeply nested file could bring down.
+    # A list rather than recursion, which a deeply nested file could overflow.
     waiting = [value]
     left = MAX_VALUES
     while waiting and left:

@@ -76,7 +76,7 @@ def mean_and_variance(
     """
     frames = mask_frames(frames, lengths)
     mean = mean_over_frames(frames, lengths)
-    # Centred first: a difference of squares would lose most digits where the mean is large.
+    # Centred first, because a difference of squares loses digits if the mean is large.
     centred = mask_frames(frames - mean.unsqueeze(2), lengths)
     squares = centred.square().sum(dim=2)  # (batch, channels)
     if lengths is None:

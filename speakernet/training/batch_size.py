@@ -92,8 +92,7 @@ class BatchSizeFinder:
         """The batch size with the best throughput; among equally fast sizes (within 3 %), the
         smallest.
         """
-        # Doubling finds the limit within a factor of two in a few steps, and each size is as
-        # expensive as all smaller ones together.
+        # Doubling finds the limit within a factor of two in few steps.
         size = smallest
         while self.measure(size).fits and size < most:
             size = min(2 * size, most)
@@ -157,7 +156,7 @@ class BatchSizeFinder:
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            # Its real need is unknown: it was more than there is.
+            # What it needs is unknown, only that it is more than there is.
             return Measurement(size, math.inf, self.limit_bytes)
         finally:
             self.net.zero_grad(set_to_none=True)

@@ -79,9 +79,9 @@ class CheckpointStore:
         """
         if not distributed.is_main():
             return
-        # Copied here and written there: the copy takes as long as one pass over memory, the write
-        # as long as the disk wants. Two snapshots would double the memory, so a save that comes
-        # while another is being written waits for it.
+        # Copied before waiting for the previous write, so that `contents` are those of this step.
+        # The copy takes one pass over memory; the write takes as long as the disk does, so training
+        # goes on meanwhile. While two saves overlap, both copies are in memory.
         snapshot = to_cpu(contents)
         self.wait()  # one write at a time, in order
         # Not a daemon: the interpreter waits for the thread at exit, so a finished run is always on
@@ -146,15 +146,14 @@ class CheckpointStore:
     def close(self) -> None:
         """Wait for the last write; OSError if the latest write of any file failed."""
         self.wait()
-        # Only the latest write of each file counts: what failed once and succeeded later is on the
-        # disk.
+        # A file that failed once and was written later is complete.
         for error in self._failures.values():
             raise error
 
     def _write(self, path: Path, contents: dict[str, Any]) -> None:
         try:
-            # Two generations of last.pt are kept, because a disk can report a write that it has
-            # lost. A model file has one: if it is lost, the next evaluation writes another.
+            # last.pt keeps its predecessor, because a disk may lose a write that it has reported.
+            # Of a model file there is one: the next evaluation writes another.
             if path == self.last_path and path.exists():
                 # Written in full before any rename: a kill at any line leaves last.pt or its
                 # predecessor.
@@ -206,8 +205,8 @@ def to_cpu(value: Any) -> Any:
 
 def capture_random_state() -> dict[str, Any]:
     """All global random state as tensors and plain values, loadable with `weights_only=True`."""
-    # Tensors and plain values instead of the generators' own objects, which only a pickle could
-    # hold, and pickles run code when they are loaded.
+    # The generators' own objects could only be pickled, and a pickle can run code when it is
+    # loaded.
     version, internal, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # type: ignore[misc]
     return {
@@ -284,9 +283,8 @@ def refuse_other_speakers(saved: Mapping[str, Any], now: Mapping[str, Any], sour
     """Refuse a checkpoint of other speakers: a list with as many speakers would fit the head but
     mix up the classes.
     """
-    # Checksums of the speaker names in order.
-    # Older checkpoints have no checksum; for them the number of speakers has to do, which the
-    # head's shape checks.
+    # Checksums of the speaker names in order. Older checkpoints have none, and only the number of
+    # speakers is checked, by the shape of the head.
     if saved.get("speakers", now.get("speakers")) != now.get("speakers"):
         raise CheckpointError(
             f"{source} was trained with other speakers, or other names for them: class indices "
@@ -368,7 +366,7 @@ def adopt_better(best: Path, candidate: Path, stage: str, *, is_wanted: bool) ->
     if before == after:
         logger.info("%s: EER %.2f %%; best.pt is already this model", stage, eer_after)
         return
-    # A tie keeps the earlier stage's model: fewer steps, and nothing was gained.
+    # A tie keeps the earlier model, since nothing was gained.
     is_better = is_wanted or eer_after < eer_before
     verdict = "replaced" if is_better else "kept"
     logger.info(

@@ -202,10 +202,10 @@ def _is_stage(module: nn.Module) -> bool:
     return True
 
 
-# Nobody knows the memory of a step without running it, and running it on the device would leave
-# holes there. But what autograd saves for the backward pass has the same size on every device, and
-# grows with the batch. So two random utterances pass through a copy on the CPU, and each storage
-# that autograd keeps is counted once, however many views of it there are.
+# The memory of a step cannot be known without running one, and running it on the device would
+# fragment its memory. But what autograd saves for the backward pass has the same size on every
+# device and grows with the batch. So two random utterances pass through a copy on the CPU, and each
+# storage that autograd keeps is counted once, however many views of it there are.
 def training_bytes(net: nn.Module, num_samples: int, batch_size: int, dtype: torch.dtype) -> int:
     """Estimated memory of a training step of `net`, from the activations of two random utterances
     on a CPU.

@@ -216,7 +216,7 @@ class Freezing:
 
     def begin_training(self, epoch: int) -> None:
         """Set training mode for an epoch (from 0)."""
-        # Set anew in every epoch from its number alone, so a resumed run needs no memory of it.
+        # Set in every epoch from its number alone, so that a resumed run needs no further state.
         is_frozen = epoch < self._epochs
         for parameter in self._parameters:
             parameter.requires_grad_(not is_frozen)
@@ -322,8 +322,8 @@ class WeightAverage:
     @torch.no_grad()
     def update(self) -> None:
         """Move the average towards the current weights."""
-        # Early averages would otherwise be dominated by random initial weights: with 0.999 their
-        # share would still be a third after a thousand steps.
+        # Random initial weights would otherwise dominate early averages: with a decay of 0.999
+        # their share after a thousand steps would be more than a third.
         decay = min(self.decay, (1 + self._steps) / (10 + self._steps))
         self._steps += 1
         torch._foreach_lerp_(self._kept_floats, self._floats, 1.0 - decay)
@@ -379,8 +379,8 @@ class WeightAverage:
         """Exchange the average and the network's own weights."""
         for live, kept in zip(self._live, self._kept, strict=True):
             # One tensor at a time, to avoid a third copy of the whole network in memory.
-            # Swapped, not copied: after the evaluation a second swap restores the trained weights
-            # to the last bit.
+            # Swapped rather than copied, so that a second swap restores the trained weights
+            # exactly.
             before = live.detach().clone()
             live.copy_(kept)
             kept.copy_(before)

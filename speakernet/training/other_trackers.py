@@ -100,7 +100,7 @@ class WeightsAndBiases(Tracker):
         """Log figures, plots as images, and the model file as an artifact."""
         pictures = {f"test/{path.stem}": self._wandb.Image(str(path)) for path in plots}
         self._run.log({**dict(scalars("test", figures)), **pictures, "optimizer_step": step})
-        # Under the run's id, so that models of several runs are versions of different artifacts.
+        # Named after the run, because artifacts of one name become versions of one model.
         self._run.log_artifact(str(model), name=f"model-{self._run.id}", type="model")
 
     def close(self) -> None:

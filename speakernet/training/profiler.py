@@ -31,8 +31,7 @@ class StepProfiler:
         self._activities = [torch.profiler.ProfilerActivity.CPU]
         if device.type == "cuda":
             self._activities.append(torch.profiler.ProfilerActivity.CUDA)
-        # Warm-up steps of the profiler are recorded and thrown away: its own start takes time,
-        # which would otherwise be in the first trace.
+        # The profiler's own start takes time, which its warm-up steps keep out of the first trace.
         self._profiler = torch.profiler.profile(
             activities=self._activities,
             schedule=torch.profiler.schedule(
@@ -47,8 +46,8 @@ class StepProfiler:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Record nothing inside the block (an evaluation between two steps)."""
-        # An evaluation has thousands of operations that nobody has asked about, and its trace would
-        # be too large to open.
+        # An evaluation would add thousands of operations that are not part of a step, and make the
+        # trace too large to open.
         is_recording = self.num_steps <= self._steps < 2 * self.num_steps
         if is_recording:
             self._profiler.toggle_collection_dynamic(False, self._activities)
@@ -82,8 +81,8 @@ class StepProfiler:
         profiler.export_chrome_trace(str(trace))
         averages = profiler.key_averages()
         times = dict.fromkeys(PHASES, 0.0)
-        # The phases are the ranges that `step.py` marks. On a GPU this is the host's time, which
-        # the device may spend on earlier steps; the table below has the device's.
+        # The phases are the ranges that `step.py` marks. On a GPU these are times of the host,
+        # which runs ahead of the device; the table below has the device's times.
         for event in averages:
             phase = event.key.removeprefix("speakernet.")
             if phase in times:

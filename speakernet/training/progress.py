@@ -72,8 +72,7 @@ class RunSpeed:
 
     def update(self, seconds: float, utterances: int, parts: Mapping[str, float]) -> None:
         """Count one optimizer step; `parts` has the seconds of each of `PARTS`."""
-        # Sums only: rates are computed when somebody asks, so the price of a step is a few
-        # additions.
+        # Only sums, so that a step costs a few additions; rates are computed when they are needed.
         for window in (self.total, self.epoch, self.window):
             window.update({"steps": 1, "utterances": utterances, "seconds": seconds, **parts})  # type: ignore[dict-item]
 
@@ -169,7 +168,7 @@ class Progress:
             return
         path = self.folder / METRICS
         if path.exists():
-            # Written anew as a whole, so a kill in the middle leaves the old file.
+            # Written to a new file and renamed, so that a kill leaves the old file.
             kept = path.read_text("utf-8").splitlines(keepends=True)[:num_lines]
             self.num_lines = len(kept)
             with atomic_write(path) as file:
@@ -184,8 +183,8 @@ class Progress:
         single bar.
         """
         self._epoch = f"epoch {epoch + 1}/{max_epochs}"
-        # One bar for the run, in epochs, so that its estimate includes evaluations and does not
-        # start over every epoch.
+        # A single bar for the run, in epochs: its estimate includes evaluations and does not start
+        # again in every epoch.
         self._share_of_batch = 1 / max(1, num_batches)
         position = epoch + done * self._share_of_batch
         if self._bar is None:
@@ -221,7 +220,7 @@ class Progress:
         """
         if self._file is not None:
             record = {"kind": kind, "step": step, "epoch": epoch, **values}
-            # A mean over no good step is NaN on purpose (0 would look like a perfect loss).
+            # A mean over no good step is NaN, because 0 would look like a perfect loss.
             for name, value in record.items():
                 # NaN is not valid JSON, and other programs fail on it.
                 if isinstance(value, float) and not math.isfinite(value):

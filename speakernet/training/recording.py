@@ -157,9 +157,8 @@ class StepRecorder:
                 return self._body(form.static)
         form.replay()
         assert form.results is not None
-        # The next replay overwrites them.
-        # Copied out by one launch. The trainer reads the results of many steps at once, long after
-        # this one.
+        # The next replay overwrites them, and the trainer reads the results of many steps at once,
+        # so they are copied, by a single launch.
         return Results(*torch.stack([*map(Tensor.float, form.results)]).unbind())
 
     def _form_of(self, batch: Batch) -> Form | None:
@@ -169,9 +168,8 @@ class StepRecorder:
         learning = [parameter.requires_grad for parameter in self._parameters]
         modes = [norm.training for norm in self._norms]
         is_compiled = step.compiler.is_compiled
-        # A recording holds addresses and launches. Whatever decides which kernels are launched has
-        # to be a part of this key; whatever only changes their numbers has to be in a static
-        # tensor.
+        # A recording holds addresses and launches. What decides which kernels are launched has to
+        # be part of this key; what only changes their numbers has to be in a static tensor.
         key = (waveforms.shape, waveforms.dtype, is_compiled, *learning, *modes)
         if key in self._forms:
             return self._forms[key]
@@ -212,8 +210,7 @@ class StepRecorder:
     def _body(self, static: StaticBatch) -> Results:
         """The step itself, with nothing from the host; ordinary, traced and recorded alike."""
         step = self._step
-        # The loss has a tensor for a margin only in here, so that everybody else, a checkpoint
-        # included, still sees a number.
+        # The margin is a tensor only in here; everywhere else, as in a checkpoint, it is a number.
         margin = step.loss.margin
         try:
             if static.margin is not None:
@@ -238,8 +235,8 @@ class StepRecorder:
 
     def _give_up(self, reason: str) -> None:
         self._capture = None
-        # One failure is enough: what cannot be recorded now cannot be recorded in a later step.
-        # Gradients of the attempt lie in the memory of its graph, so they go too.
+        # Not tried again, since a later step would fail for the same reason. Gradients of the
+        # attempt lie in the memory of its graph, so they are dropped too.
         self._step.optimizer.zero_grad(set_to_none=True)
         self._step.forget()
         logger.warning("cuda_graph: steps are not recorded: %s", reason)
@@ -282,8 +279,8 @@ class HostValues(TorchDispatchMode):
         results = func(*args, **(kwargs or {}))
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         outputs = [leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor)]
-        # Operations among the host's tensors alone are left out: what they compute matters only
-        # once it reaches the device, and that copy is seen.
+        # Operations on host tensors alone are not counted: their result only matters once it is
+        # copied to the device, and that copy is seen.
         is_on_device = any(tensor.device.type == self._type for tensor in [*inputs, *outputs])
         if is_on_device and any(tensor.device.type != self._type for tensor in inputs):
             self.operations.add(str(func))

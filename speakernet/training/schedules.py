@@ -124,8 +124,8 @@ class LearningRateSchedule:
         num_epochs: int,
         factor: float = 1.0,
     ) -> None:
-        # Fine-tuning recipes lower the top and may forget the floor: a rate that rises towards the
-        # end would undo what was learned.
+        # A fine-tuning recipe may lower the top but not the floor; without this the rate would rise
+        # towards the end.
         if isinstance(options, FloorOptions):
             # The floor must not exceed the top.
             options = options.model_copy(
@@ -155,8 +155,8 @@ class LearningRateSchedule:
             return self.factor * self.top * warmth
         begin = self._shape_begins
         shape = self._shape(self.options, self.top, epoch - begin, self.num_epochs - begin)
-        # With `warmup_overlaps` the shape has been falling since the start of the run, as in
-        # wespeaker, so most shapes never quite reach the top.
+        # With `warmup_overlaps` the shape falls from the start of the run, as in wespeaker, so most
+        # shapes never reach the top.
         rate = self.factor * warmth * shape
         if not isinstance(self.options, PlateauOptions):
             return rate
@@ -215,7 +215,7 @@ class MarginSchedule:
         length = ramp.margin_end_epoch - ramp.margin_begin_epoch
         share = _share(step_number / self.steps_per_epoch - ramp.margin_begin_epoch, length)
         if ramp.margin == "exponential":
-            # Without the division the ramp would stop a thousandth short of the full margin.
+            # Without the division the ramp would end 0.1 % below the full margin.
             share = (1.0 - 0.001**share) / 0.999
         return ramp.margin_initial + (self.full - ramp.margin_initial) * share
 

@@ -93,16 +93,16 @@ class TrainingState:
 
     def state_dict(self) -> dict[str, Any]:
         """The values by the names that run folders of all versions have."""
-        # Every field, so a new one cannot be forgotten; that is also why nothing but plain values
-        # may become a field.
+        # All fields, so that a new one cannot be forgotten; a field therefore has to be a plain
+        # value.
         values = vars(self).copy()
         values["batch"] = values.pop("micro_batch")
         return values
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         """Restore saved values; fields that only one of two versions has are ignored."""
-        # Checkpoints of all versions must load, so fields may come and go, but a name never changes
-        # its meaning.
+        # Checkpoints of all versions have to load: fields may come and go, but a name must keep its
+        # meaning.
         own = vars(self)
         for name, value in values.items():
             name = "micro_batch" if name == "batch" else name
@@ -111,8 +111,7 @@ class TrainingState:
 
     def epochs_done(self, options: TrainingOptions) -> bool:
         """Whether all epochs are trained and evaluated, or the run stopped early."""
-        # Asked of the options of this start: a finished run goes on if the number of epochs is
-        # raised.
+        # The options are those of this start, so a finished run continues if max_epochs is raised.
         has_all = self.epoch >= options.max_epochs or self.stopped_early
         return has_all and not self.awaits_evaluation
 
@@ -166,7 +165,7 @@ class RecentSteps:
         loss_scale = float(precision.scale)
         # In the order of the steps: a good step ends a streak of bad ones.
         for (step, outcome), (*means, is_bad, loss_is_bad) in zip(waiting, rows, strict=True):
-            # Bad steps are left out of the means, which would be NaN for the whole epoch.
+            # One bad step would make the mean of the whole epoch NaN.
             if not is_bad:
                 state.bad_streak = 0
                 state.epoch_loss_sum += means[0]
@@ -174,8 +173,8 @@ class RecentSteps:
                 state.epoch_good_steps += 1
                 self._good.append(means)
             # In fp16 the scale rises until a gradient overflows, so some steps are undone by
-            # design. They must not end a run, unless the scale has become so small that the
-            # gradient itself is at fault.
+            # design. They count as bad only if the loss itself is not finite, or the scale is too
+            # small to be the cause.
             elif precision.scales and not loss_is_bad and loss_scale >= 1.0:
                 # An overflow under a large loss scale: the scale has been halved and the run
                 # continues.
@@ -206,7 +205,7 @@ class RecentSteps:
     ) -> None:
         state.bad_steps += 1
         state.bad_streak += 1
-        # All ranks' files: the broken recording may be in another rank's share of the batch.
+        # Files of all ranks, because any rank's share of the batch may hold the broken one.
         names = self.file_names(torch.cat(distributed.gather_objects(outcome.indices)))
         shown = ", ".join(names[:NUM_NAMES_SHOWN])
         if len(names) > NUM_NAMES_SHOWN:

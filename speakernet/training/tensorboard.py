@@ -39,7 +39,7 @@ class EventFiles(Tracker):
 
     def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """Write the numbers of one record."""
-        # TensorBoard's own buffer batches the writes, so there is no need to collect them here.
+        # Not collected here, because TensorBoard buffers its writes.
         for tag, value in scalars(kind, values):
             self._writer.add_scalar(tag, value, step)
 

@@ -33,8 +33,8 @@ def time_batches(
     batches: Iterator[Any], num_batches: int, size_of: Callable[[Any], int], device: torch.device
 ) -> dict[str, float]:
     """Fetch batches as fast as they come, and return how long they take to arrive."""
-    # Arrival by arrival, because a mean hides what hurts: one batch in ten that takes a second is
-    # seen in the 95th percentile, a single one in the slowest.
+    # Each arrival is timed, because a mean hides stalls: one slow batch in ten shows in the 95th
+    # percentile, a single one in the maximum.
     times = [time.perf_counter()]
     sizes = []
     for batch in itertools.islice(batches, num_batches):
@@ -85,8 +85,8 @@ def time_steps(
 
 def warm_up(run_step: Callable[[], object], least: int) -> int:
     """Run at least `least` steps, until nothing more is compiled; return their number."""
-    # Compilation comes in waves: a first version, one for another shape, then the recording of a
-    # CUDA graph. So the warm-up ends by silence, not by a count.
+    # Compilation comes in waves: a first version, one for another shape, the recording of a CUDA
+    # graph. So the warm-up ends after steps without any, not after a fixed number.
     quiet = 0
     compiled = num_compiled()
     for done in range(1, MAX_WARM_STEPS + 1):
@@ -122,16 +122,14 @@ def peak_flops(device: torch.device, arithmetic: str, size: int = 0) -> float:
     """
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(arithmetic)
     size = size or PRODUCT_SIZES[device.type]
-    # Large square products are the best case of every library; a step's convolutions reach a part
-    # of this.
+    # Large square products are the best case; the convolutions of a step reach less.
     left, right = torch.randn(2, size, size, device=device, dtype=dtype)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if arithmetic == "tf32" else "highest")
     try:
         seconds = []
-        # The first round is a warm-up and does not count.
-        # The fastest round counts: a peak is what the device can do, not what it does beside other
-        # work.
+        # The first round is a warm-up and does not count. Of the others the fastest does, because a
+        # peak excludes whatever else the machine is doing.
         for _ in range(1 + TIMED_ROUNDS):
             synchronize(device)
             start = time.perf_counter()
@@ -148,7 +146,7 @@ def count_flop(run_step: Callable[[], object]) -> int:
     """Floating-point operations of a step's products and convolutions, forward and backward,
     counted in eager mode.
     """
-    # Compiled kernels are not seen by the counter, and fused operations have no formula.
+    # In eager mode, because the counter does not see into compiled kernels.
     with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
         run_step()
     return int(counter.get_total_flops())

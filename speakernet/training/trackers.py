@@ -79,8 +79,8 @@ class Trackers(Tracker):
         self._each(lambda tracker: tracker.close())
 
     def _each(self, call: Callable[[Tracker], None]) -> None:
-        # A run of days must not end because a dashboard is down. So every call is guarded, the
-        # first failure is logged, and that tracker is left alone from then on.
+        # A run of days must not end because a dashboard is down. Every call is guarded; after a
+        # tracker's first failure, which is logged, it is not called again.
         for name in list(self.names):
             try:
                 if name not in self._open:
@@ -105,10 +105,10 @@ def scalars(kind: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]
         tag = f"{kind}/{name}"
         if isinstance(value, Mapping):
             yield from scalars(tag, value)
-        # Intervals become two curves, which show how sure a figure is better than a table does.
+        # A tracker has no intervals, so each becomes two curves.
         elif isinstance(value, list | tuple) and len(value) == 2:
             yield from scalars(tag, {"low": value[0], "high": value[1]})
-        # True is a number to Python.
+        # `bool` first, because Python counts it as an integer.
         elif isinstance(value, bool) or not isinstance(value, int | float):
             continue
         elif math.isfinite(value):

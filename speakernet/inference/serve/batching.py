@@ -27,6 +27,7 @@ class Batcher:
         self.waiting: queue.Queue[tuple[Any, Future[np.ndarray]] | None] = queue.Queue()
         self.num_batches = self.num_clips = 0
         self._is_closed = False
+        # A daemon, so that a long batch cannot keep the server from ending.
         self._thread = threading.Thread(target=self._work, name="embedding", daemon=True)
         self._thread.start()
 
@@ -51,9 +52,13 @@ class Batcher:
 
     def _work(self) -> None:
         while not self._is_closed:
+            # Only the first clip is waited for, so that a single request is not delayed. Others
+            # join if they are there already.
             batch = [self.waiting.get()]
             while len(batch) < MAX_TOGETHER and not self.waiting.empty():
                 batch.append(self.waiting.get())
+            # A request that has timed out is cancelled and not computed; None only wakes the thread
+            # up.
             running = [
                 request
                 for request in batch

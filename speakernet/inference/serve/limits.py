@@ -108,6 +108,8 @@ class Budget:
     def take(self, size: int) -> None:
         """Reserve this many bytes, or refuse the request; a negative number releases them."""
         with self._lock:
+            # Refused rather than made to wait: requests that wait for each other's memory would
+            # never end.
             if size > self.left:
                 raise busy("too much audio at once")
             self.left -= size
@@ -192,10 +194,12 @@ class Guard:
 
         try:
             headers = Headers(scope=scope)
+            # Checked before the body is received, so that a refused one costs no memory.
             self._check_sender(scope, headers)
             if int(headers.get("content-length", 0)) > limits.body_bytes:
                 raise too_large(limits)
             await self._await_body(body)
+            # Refused at once rather than queued without a limit; the client can try again.
             if self.slots.locked():
                 raise busy(f"{limits.requests} requests are running")
             DEADLINE.set(time.monotonic() + limits.answer_seconds)
@@ -203,6 +207,7 @@ class Guard:
                 await asyncio.wait_for(self.app(scope, body.receive, answer), limits.answer_seconds)
         except (ApiError, asyncio.TimeoutError) as error:
             refusal = error if isinstance(error, ApiError) else too_slow(limits)
+            # Through `answer`, so that a refusal has the safe headers too.
             await refusal.response()(scope, receive, answer)
         finally:
             self.budget.take(-body.num_bytes)
@@ -232,6 +237,7 @@ class Guard:
             raise ApiError(403, "foreign_page", "pages from other sites may not use this server")
         if self.token and scope["path"] not in OPEN_PATHS:
             sent_token = headers.get("authorization", "").removeprefix("Bearer ").strip()
+            # In constant time, or the time of an answer would reveal how much of a token is right.
             if not hmac.compare_digest(sent_token.encode("latin-1"), self.token):
                 raise ApiError(
                     401,
@@ -266,8 +272,11 @@ class TimedProtocol(H11Protocol):
 
     def _await_headers(self) -> None:
         self._stop_waiting()
+        # uvicorn itself waits for the headers of a request without a limit.
         self.waiting[self] = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
         if len(self.waiting) > MAX_WITHOUT_HEADERS:
+            # Dictionaries keep their order, so the first connection is the one that has waited
+            # longest.
             oldest = next(iter(self.waiting))
             self.waiting.pop(oldest).cancel()
             oldest.transport.abort()

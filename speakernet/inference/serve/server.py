@@ -129,6 +129,7 @@ class Service:
         files: Mapping[str, bytes] | None = None,
     ) -> None:
         self.batcher = Batcher(lambda recordings: np.asarray(verifier.embed(recordings)))
+        # A copy, so that the caller's verifier is not changed.
         self.verifier = copy.copy(verifier)
         self.verifier._embed_recordings = self._embed_together  # type: ignore[method-assign]
         self.store = store
@@ -268,6 +269,9 @@ class Service:
             except NotCalibratedError as error:
                 if false_accept_rate is not None:
                     raise
+                # Without a calibration there is no name, but the nearest people are still worth
+                # showing. A rate that was asked for cannot be met without one, so that stays an
+                # error.
                 advice = str(error)
                 nearest = tuple(store.identify(self.verifier.embed(heard[0].recording), top))
                 answer = Identification(None, None, nearest, len(store), None)
@@ -298,8 +302,10 @@ class Service:
             stream = self.verifier.stream(sample_rate, heard[0], threshold=threshold)
         with self._streams_lock:
             self._close_idle()
+            # Idle streams are closed first, so that abandoned ones do not count.
             if len(self.streams) >= self.limits.streams:
                 raise busy(f"{len(self.streams)} streams are open")
+            # Not guessable, since whoever knows the name can feed the stream or close it.
             identity = secrets.token_urlsafe(12)
             self.streams[identity] = LiveStream(stream)
         return {"id": identity}
@@ -317,6 +323,8 @@ class Service:
             raise ApiError(
                 413, "too_long", f"{len(content)} bytes; send at most {limit:g} s per request"
             )
+        # Requests for one stream may run in parallel, but its samples have to be added one at a
+        # time.
         with live.lock:
             states = stream.add(np.frombuffer(content, dtype="<i2").astype(np.int16))
             live.last_used = time.monotonic()

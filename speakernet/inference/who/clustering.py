@@ -58,14 +58,12 @@ def cluster_up_to(
     if len(embeddings) <= (num_speakers or 1):
         return np.arange(len(embeddings)), False
     points, of_window = _condense(embeddings)
-    # How to find people among windows without training is an open question. Tried and no better
-    # than this, on 122 conversations, half of them in rooms: spectral clustering, merging from the
-    # bottom up, a Gaussian model of speakers, a price for each change of voice, embedding whole
-    # turns in a second pass, windows of 3 s, and removing reverberation first. In rooms the
-    # embeddings themselves are too alike: even the right turns, embedded whole, gave 4 % confusion.
+    # Without training, windows of similar voices in a room are hard to separate. Spectral or
+    # bottom-up clustering, a second pass over whole turns, and a price for each change of voice
+    # were no better (docs/decisions.md). The embeddings are the likely limit, not the clustering.
     components = points - points.mean(axis=0)
     components = components @ np.linalg.svd(components, full_matrices=False)[2][:COMPONENTS].T
-    # Two views of the same windows; neither tree is always the better start.
+    # Two trees, because neither is always the better start.
     trees = [linkage(rows, "ward") for rows in (points, components)]
     labels = tightest = np.zeros(len(points), dtype=np.int64)
     has_more = False
@@ -85,7 +83,7 @@ def cluster_up_to(
         if num_speakers or _are_different(embeddings, tightest[of_window]):
             has_more = num_speakers is None and count > max_speakers
             labels = labels if has_more else tightest
-    # Number the voices in the order in which they first speak.
+    # Voices are numbered in the order in which they first speak.
     _, begin, labels = np.unique(labels[of_window], return_index=True, return_inverse=True)
     return np.argsort(np.argsort(begin))[labels], has_more
 
@@ -109,7 +107,7 @@ def _condense(embeddings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """
     if len(embeddings) <= MAX_POINTS:
         return embeddings, np.arange(len(embeddings))
-    # Average linkage merges the most alike windows first, so a point is rarely two people.
+    # Average linkage merges the most similar windows first, so a point rarely holds two people.
     blocks = np.array_split(np.arange(len(embeddings)), -(-len(embeddings) // BLOCK))
     each = max(2, MAX_POINTS // len(blocks))
     of_window = np.zeros(len(embeddings), dtype=np.int64)
@@ -138,7 +136,7 @@ def _halve(points: np.ndarray, labels: np.ndarray) -> Iterator[np.ndarray]:
 def _settle(points: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Move points to the nearest centre until none changes or a cluster would become empty."""
     for _ in range(MAX_ROUNDS):
-        # As in k-means, but with cosines; it stops before a voice would be lost.
+        # k-means with cosines, which stops before a cluster becomes empty.
         nearest = (points @ centres(points, labels).T).argmax(axis=1)
         if len(np.unique(nearest)) <= labels.max() or (nearest == labels).all():
             break
@@ -167,8 +165,8 @@ def _alike(embeddings: np.ndarray, labels: np.ndarray) -> np.ndarray:
     cosines = (sums @ sums.T - sizes) / np.maximum(
         np.outer(np.diag(sizes), np.diag(sizes)) - sizes, 1
     )
-    # A room makes everybody sound alike. What even the two most different voices share is the
-    # room, unless there is only one voice: hence the bound.
+    # A room makes all voices more alike. What the two least similar clusters share is taken to be
+    # the room; the bound covers a recording with a single voice.
     beyond = cosines - min(cosines.min(), MAX_SHARED)
     within = np.sqrt(np.maximum(np.diag(beyond), MIN_WITHIN))
     return np.where(np.eye(len(within), dtype=bool), -1.0, beyond / np.outer(within, within))

@@ -26,8 +26,8 @@ from speakernet.inference.who.clustering import MAX_SPEAKERS, centres, cluster_u
 from speakernet.inference.who.segmentation import Section, segment
 from speakernet.inference.who.speech import find_speech, within
 
-# A longer window gives a better embedding of one person, but more often holds two: with 3 s, twice
-# as much time went to the wrong person, in rooms as well as without.
+# A longer window gives a better embedding of one person but more often holds two: in rooms, 3 s
+# gave 10 % confusion instead of 5.
 WINDOW_SECONDS = 1.5
 HOP_SECONDS = 0.75
 MIN_WINDOW_SECONDS = 0.5
@@ -140,7 +140,7 @@ def who_speaks(
     if namer is not None:
         # Fail before embedding, which takes a long time.
         namer.threshold()
-    # Two passes over the whole recording, before anything is embedded: both models read it piece by
+    # Both models pass over the whole recording before anything is embedded. They read it piece by
     # piece, and only their answers for each frame stay in memory.
     segmented = segment(recording, segmentation)
     speech, spoken, detector = find_speech(recording, segmented)
@@ -153,14 +153,14 @@ def who_speaks(
         )
     if not len(windows):
         return Conversation(recording.name, recording.seconds, detector, (), (), ())
-    # Most of the time goes here: every second of speech lies in two windows.
+    # The slowest part: every second of speech lies in two windows.
     embeddings = embed_stretches(verifier, recording, windows, "embedding")
     units = mean_embeddings(embeddings, verifier.mean)
     lengths = np.diff(windows)[:, 0]
     labels, has_more = cluster_up_to(units, num_speakers=num_speakers, max_speakers=max_speakers)
     if has_more:
         warn_of_more(max_speakers)
-    # From here on, windows are forgotten: a section is a piece of speech of one voice.
+    # From here on there are sections, pieces of speech of one voice, instead of windows.
     coarse = cut_sections(speech, windows, labels)
     heard_seconds = np.bincount(
         [row for *_, row in coarse], weights=[stop - start for start, stop, _ in coarse]
@@ -169,11 +169,11 @@ def who_speaks(
     for row, seconds in enumerate(heard_seconds.tolist()):
         is_in = labels == row
         speakers.append(speaker_of(embeddings[is_in], lengths[is_in], seconds, row, namer))
-    # A second voice with the same name is either the same person, split in two, or a stranger. The
-    # second is more often true, and a wrong name is worse than none.
+    # Of two voices with the same name, the second is the same person, split in two, or a stranger.
+    # More often it is a stranger (docs/experiments.md), and a wrong name is worse than none.
     speakers = _name_once(speakers)
     single = _refine_borders(verifier, recording, centres(units, labels, lengths), coarse)
-    # Voices were looked for in whole stretches, with short pauses. Turns shall have none.
+    # Voices were found in stretches that include short pauses; turns must not include them.
     heard = within(single, spoken)
     exclusive = _turns_of(heard, speakers)
     if not overlap:
@@ -181,8 +181,8 @@ def who_speaks(
     elif segmented is None:
         turns = _add_overlaps(recording, exclusive)
     else:
-        # The model's "person 2" means something else in every window of 10 s. Our windows tell
-        # which voice it is: those in which the person speaks alone, by their cluster.
+        # The numbers of the model's people only hold within one window of 10 s. Which voice each is
+        # follows from the clusters of our windows in which that person speaks alone.
         counts = segmented.people_of(windows) @ np.eye(len(speakers))[labels]
         turns = _turns_of([*heard, *segmented.second_voices(single, counts)], speakers)
     return Conversation(
@@ -214,8 +214,8 @@ def namer_of(verifier: Verifier, store: PeopleStore | None, limits: DecisionLimi
     """Names voices by the people in a store; None without one."""
     if store is None:
         return None
-    # With nobody of a conversation enrolled, 1 to 2 % of the voices got a name with 10 people in
-    # the store, 2 to 3 % with 40, 5 % with 150: the limit holds however many chances there are.
+    # A limit for the whole store, not for each person: with 10, 40 and 150 strangers in it, 1 to 5
+    # % of the voices got a name (docs/results.md).
     if limits.get("false_accept_rate") is None and limits.get("threshold") is None:
         limits = {"false_accept_rate": STRANGERS_NAMED}
     return Namer(verifier.rule, store, limits, seconds_of(store, verifier.rule))
@@ -256,7 +256,7 @@ def windows_of(speech: np.ndarray) -> np.ndarray:
     """
     windows = [np.zeros((0, 2))]
     for start, stop in speech:
-        # Spread evenly, so that the end of a stretch is in a window as long as all others.
+        # Spread evenly, so that the end of a stretch is covered like the rest of it.
         last = max(start, stop - WINDOW_SECONDS)
         starts = np.linspace(start, last, int(np.ceil((last - start) / HOP_SECONDS)) + 1)
         windows.append(np.stack([starts, np.minimum(starts + WINDOW_SECONDS, stop)], axis=1))
@@ -271,7 +271,7 @@ def embed_stretches(
     num_samples = recording.num_samples
     least = min(max(round(MIN_WINDOW_SECONDS * rate), verifier.min_samples), num_samples)
     starts, stops = np.round(windows * rate).astype(np.int64).T
-    # Half of what is missing is added on each side; at the ends of the recording, all on one side.
+    # Short windows are widened on both sides, or at the ends of the recording on one.
     missing = np.maximum(least - (stops - starts), 0)
     starts = np.clip(starts - missing // 2, 0, num_samples - least)
     stops = np.clip(stops, starts + least, num_samples)
@@ -286,7 +286,7 @@ def cut_sections(
     """
     parts: list[tuple[float, float, int]] = []
     middles = windows.mean(axis=1)
-    # The stretch in which a window begins: pauses separate stretches, and no window crosses one.
+    # A window belongs to the stretch in which it begins, since no window crosses a pause.
     of_stretch = np.searchsorted(speech[:, 0], windows[:, 0], side="right") - 1
     for first, last in runs(of_stretch):
         start, stop = speech[of_stretch[first]].tolist()
@@ -307,7 +307,7 @@ def _refine_borders(
 ) -> list[tuple[float, float, int]]:
     """Move each border to where short windows around it change from one voice to the other."""
     edges = np.array([(start, stop) for start, stop, _ in single])
-    # Where one section follows another without a pause; a border at a pause is exact already.
+    # Only where sections meet without a pause; at a pause the border is exact already.
     changes = np.flatnonzero(edges[1:, 0] == edges[:-1, 1])
     around = np.arange(
         -BORDER_SECONDS, BORDER_SECONDS + BORDER_STEP_SECONDS / 2, BORDER_STEP_SECONDS
@@ -315,7 +315,8 @@ def _refine_borders(
     times = edges[changes, 1, None] + around
     half = BORDER_WINDOW_SECONDS / 2
     windows = np.stack([times.ravel() - half, times.ravel() + half], axis=1)
-    # Short windows are unreliable each, but seven of them against two known voices find the place.
+    # One short window is unreliable, but seven around each border are enough to choose between two
+    # known voices.
     units = mean_embeddings(embed_stretches(verifier, recording, windows, "borders"), verifier.mean)
     cosines = (units @ middle.T).reshape(*times.shape, len(middle))
     for row, change in enumerate(changes.tolist()):
@@ -324,7 +325,7 @@ def _refine_borders(
         # The place that best separates the first voice before it from the second after it.
         place = int(np.cumsum(before - after).argmax())
         border = times[row, place] + BORDER_STEP_SECONDS / 2
-        # Never beyond the sections themselves: a short answer between two people would vanish.
+        # Kept within the two sections, or a short answer between two people could vanish.
         edges[change, 1] = edges[change + 1, 0] = np.clip(
             border, edges[change, 0], edges[change + 1, 1]
         )
@@ -347,8 +348,8 @@ def _add_overlaps(recording: Recording, exclusive: Sequence[Turn]) -> list[Turn]
         powers = frame_powers(
             recording.read(round(start * rate), round((stop - start) * rate)), rate
         )
-        # Two people at once are louder than either alone. It is a weak sign, and wrong if one of
-        # them is much louder than the other, so only a fifth of a second is added on each side.
+        # Two people at once are louder than one. The sign is weak if one of them is much louder
+        # than the other, so only a fifth of a second is added on each side.
         distances = np.abs(start + FRAME_SECONDS * (np.arange(len(powers)) + 0.5) - border)
         if np.median(powers[distances < NEAR_SECONDS]) > LOUDER * np.median(powers):
             turns[row] = replace(turns[row], stop=min(border + OVERLAP_SECONDS, after.stop))
@@ -383,8 +384,8 @@ def speaker_of(
     embeddings: np.ndarray, weights: np.ndarray, seconds: float, row: int, namer: Namer | None
 ) -> Speaker:
     """Describe one cluster, heard for `seconds`, and look up its name in the store."""
-    # The mean over all windows, as for a person with several recordings; the digest tells whether
-    # this very voice was enrolled before.
+    # The mean over all windows, as for a person with several recordings. The digest shows whether
+    # this voice was enrolled before.
     mean = np.average(embeddings, axis=0, weights=weights).astype(np.float32)
     label = f"speaker {row + 1}"
     digest = hashlib.sha256(mean.tobytes()).hexdigest()

@@ -41,7 +41,7 @@ def enroll_speaker(
     Raises:
         StoreError: the name is not allowed, or the store cannot be written.
     """
-    # A voice of few seconds is enrolled with a warning, as a short recording is.
+    # A voice with little speech is enrolled with a warning, as a short recording is.
     label = f"{conversation.recording}, {speaker.label}"
     problem = ""
     if speaker.seconds < MIN_ENROL_SECONDS:

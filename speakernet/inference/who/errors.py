@@ -88,7 +88,8 @@ def diarization_errors(
     Source: https://github.com/usnistgov/SCTK, md-eval; Ryant et al., "The second DIHARD diarization
         challenge", Interspeech 2019 (JER).
     """
-    # A recording without scored regions would count as perfect; it is more often a wrong name.
+    # A recording without scored regions would count as free of errors, but more often its name is
+    # wrong.
     names = shown(reference)
     lacking = []
     if scored is not None:

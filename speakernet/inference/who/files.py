@@ -40,7 +40,8 @@ def page_of(conversation: Conversation, recording: Recording) -> str:
     """An HTML page with a timeline (one row per speaker) and a table of turns; it plays what you
     click.
     """
-    # FLAC inside the page works from a mail attachment too; a link only on this computer.
+    # Sound inside the page also plays from a mail attachment; a link would only work on this
+    # computer.
     source = ""
     if recording.seconds <= MAX_PAGE_SECONDS:
         source = flac_address(recording.read(), recording.sample_rate)
@@ -87,7 +88,7 @@ def write_files(
     for suffix, text in (transcript or {}).items():
         contents[f"{name}.transcript{suffix}"] = text
     digests = {}
-    # The description comes last: it vouches for files that are already there.
+    # The description comes last, so that every file it lists exists.
     for file_name, content in contents.items():
         digests[file_name] = hashlib.sha256(content.encode()).hexdigest()
     written = {"recording": str(Path(conversation.recording).absolute()), "files": digests}

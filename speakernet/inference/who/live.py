@@ -32,7 +32,7 @@ from speakernet.inference.who.speech import find_speech
 STEP_SECONDS = 0.5
 PAUSE_SECONDS = 0.5
 """Silence that ends a turn, which is therefore the minimum latency."""
-# Somebody who never pauses gets a line after this time at the latest.
+# A speaker who never pauses gets a line after this time.
 LONGEST_SECONDS = 20.0
 SAME_SPEAKER = 0.45
 """A cluster with at least this cosine to an earlier speaker belongs to that speaker."""
@@ -93,7 +93,7 @@ class LiveSpeakers:
         kept = np.concatenate(self._chunks)
         recording = open_recording(kept, self.sample_rate, self.verifier.sample_rate)
         speech, _, _ = find_speech(recording)
-        # A stretch that reaches the end of what has been read may continue with the next chunk.
+        # A stretch at the end of what has been read may continue in the next chunk.
         is_over = speech[:, 1] <= recording.seconds - PAUSE_SECONDS
         is_over |= is_last | (np.diff(speech)[:, 0] > LONGEST_SECONDS)
         # Stretches end in order: one that continues holds back those after it.
@@ -127,7 +127,7 @@ class LiveSpeakers:
             row = rows[label]
             seconds = self._seconds[row]
             mean = self._sums[row] / seconds
-            # The name may change from line to line: with more speech the voice is surer.
+            # Looked up for each line, because the decision gets more certain with more speech.
             speaker = speaker_of(mean[None], np.ones(1), seconds, row, self.namer)
             yield Turn(self.begin_seconds + start, self.begin_seconds + stop, speaker.name)
 
@@ -137,7 +137,7 @@ class LiveSpeakers:
             sums = np.array(self._sums, dtype=np.float32)
             scores = mean_embeddings(sums, self.verifier.mean) @ unit
             is_known = scores.max() >= SAME_SPEAKER
-            # At the bound the nearest voice takes what would have been a new one.
+            # With the most speakers allowed, a new voice is counted as the nearest one.
             if is_known or len(scores) >= self.max_speakers:
                 if not is_known and not self._has_warned:
                     self._has_warned = True

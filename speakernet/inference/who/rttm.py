@@ -102,7 +102,7 @@ def read_turns(path: Path) -> dict[Channel, SpeakerTurns]:
                 "two files, or a folder with one file for each recording"
             )
         speakers = read.setdefault(row.channel, {})
-        # A turn of no length says nothing, but its recording is there, perhaps in silence.
+        # A turn without length adds nothing, but its recording must be known: it may be silent.
         if row.speaker is not None and row.stop > row.start:
             speakers.setdefault(row.speaker, []).append((row.start, row.stop))
     return {
@@ -254,7 +254,7 @@ def _files_below(folder: Path, suffixes: Iterable[str]) -> list[Path]:
 
 def _columns(line: str) -> list[str]:
     """The columns of a line: between tabs if there are at least three tabs, otherwise words."""
-    # With tabs, names may contain spaces; fewer than three tabs are stray ones among spaces.
+    # Names may contain spaces if tabs separate the columns; fewer than three tabs are strays.
     by_tabs = [column.strip() for column in line.strip().split("\t")]
     return by_tabs if len(by_tabs) > 3 else line.split()
 
@@ -265,8 +265,8 @@ def _rttm_row(columns: list[str]) -> tuple[Channel, float, float, str]:
     if len(columns) < 8:
         raise ValueError(f"{len(columns)} columns instead of 8 to 10")
     start, seconds = _numbers(columns[3:5])
-    # Column 6 is `<NA>`. A number there means that a space in the recording's name has moved the
-    # columns: reading on would give each turn another start and another speaker.
+    # Column 6 should be `<NA>`. A number there means that a space in the recording's name has moved
+    # the columns, so every turn would get a wrong start and speaker.
     if _is_number(columns[5]):
         raise ValueError(
             f"three numbers follow each other, as if the recording's name had spaces ({NO_SPACES})"

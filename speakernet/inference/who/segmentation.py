@@ -29,7 +29,7 @@ WINDOW_FRAMES = 589
 FRAME_SAMPLES = 270
 FIELD_SAMPLES = 991
 """A window of 10 s at 16 kHz, its frames, and the hop and receptive field of a frame."""
-# Each frame lies in two windows: what is at the edge of one is inside the other.
+# Windows overlap by half, so that a frame at the edge of one is in the middle of another.
 HOP_FRAMES = 296
 """Windows begin every 5 s; every second instead changed DER by less than 0.1 points."""
 FRAME_SECONDS = FRAME_SAMPLES / SAMPLE_RATE
@@ -41,7 +41,7 @@ CLASSES = np.array(
 """Which of a window's three people speak, (classes, people)."""
 FIRST_OVERLAP = 4
 """From this class on, two people speak."""
-# Surer than even: a second voice that is not there counts as a false alarm.
+# Above one half, because a second voice that is not there counts as a false alarm.
 MIN_OVERLAP = 0.6
 CLEAR_SHARE = 0.5
 """A stretch belongs to one of a window's people if that person speaks alone in this share of it."""
@@ -99,7 +99,7 @@ class Segmentation:
             counts[1:] = is_alone.cumsum(axis=0)
             # (stretches inside, people)
             alone = counts[within[inside, 1]] - counts[within[inside, 0]]
-            # Where two people alternate or overlap, the embedding is of neither.
+            # If two people alternate or overlap, the embedding belongs to neither.
             is_clear = alone.max(axis=1) >= CLEAR_SHARE * np.diff(edges[inside])[:, 0]
             columns.append(inside[is_clear])
             rows.append(CLASSES.shape[1] * row + alone[is_clear].argmax(axis=1))
@@ -115,10 +115,10 @@ class Segmentation:
             counts: (windows * 3, voices), in how many stretches each person of a window is each
                 voice, where that person speaks alone.
         """
-        # In an overlap the mixture's embedding is of no use. Instead, each of the window's people
-        # is recognised where that person speaks alone. The section's voice is known, so the other
-        # one is the likeliest of the rest. A person who is never alone in the window has no share;
-        # then the neighbouring turn decides, since people overlap where turns change.
+        # The embedding of an overlap is of no use, so each of the window's people is recognised
+        # where that person speaks alone. The section's voice is known, and the other is the most
+        # likely of the rest. A person who is never alone has no share; then the neighbouring turn
+        # decides, because people overlap where turns change.
         shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
         voices = np.full(len(self.speech), -1)
         for start, stop, voice in sections:
@@ -165,8 +165,8 @@ class Segmenter:
         options.intra_op_num_threads = torch.get_num_threads()
         # Errors only.
         options.log_severity_level = 3
-        # One window of silence at the door: a model with other shapes or outputs fails here and not
-        # after an hour of speech.
+        # Run once on silence, so that a model with other shapes or outputs fails here and not after
+        # an hour of speech.
         with reading(Path(path), EXPECTED):
             content = Path(path).read_bytes()
             try:
@@ -194,7 +194,8 @@ class Segmenter:
         rate = recording.sample_rate
         with Bar("segmentation", count, "window") as bar:
             for row in bar.over(range(count)):
-                # Resampled window by window, so that a long recording never lies in memory.
+                # Resampled window by window, so that a long recording is never in memory as a
+                # whole.
                 part = recording.read(round(row * seconds * rate), round(length * rate))
                 part = audio_of_array(part, rate, SAMPLE_RATE)
                 window = np.zeros(WINDOW_SAMPLES, np.float32)
@@ -203,7 +204,8 @@ class Segmenter:
                 probabilities = np.exp(logarithms)
                 classes[row] = logarithms.argmax(axis=1)
                 here = slice(row * HOP_FRAMES, row * HOP_FRAMES + WINDOW_FRAMES)
-                # The mean over both windows; a vote would lose how sure each of them is.
+                # Probabilities are averaged over both windows; a vote would lose how certain each
+                # is.
                 sums[here, 0] += 1.0 - probabilities[:, 0]
                 sums[here, 1] += probabilities[:, FIRST_OVERLAP:].sum(axis=1)
                 counts[here] += 1

@@ -35,8 +35,8 @@ def find_speech(
     stretches = speech.stretches(scores, seconds, BEGIN, END)
     if segmentation is None:
         return stretches, stretches, detector
-    # The two have different frames (32 and 17 ms): the segmentation is read at the middles of the
-    # detector's. Odds are multiplied, so whichever is sure decides.
+    # The frames differ (32 and 17 ms), so the segmentation is read at the middles of the
+    # detector's. Log-odds are averaged, so that the more certain of the two decides.
     middles = speech.FRAME_SECONDS * (np.arange(len(scores)) + 0.5)
     log_odds = SEGMENTATION_WEIGHT * _log_odds(segmentation.speech_at(middles))
     log_odds += (1.0 - SEGMENTATION_WEIGHT) * _log_odds(scores)

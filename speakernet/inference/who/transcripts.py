@@ -57,9 +57,8 @@ class SpeakerTimes:
         """
         if not self._names:
             return None
-        # A word may lie in a pause, as two programs disagree about where words end. The nearest
-        # speaker is a better guess than nobody.
-        # Negative for turns outside, so that the largest is the nearest.
+        # A word may lie in a pause, because two programs disagree about where words end; then the
+        # nearest speaker is the best guess.
         shared = np.minimum(self._stops, stop) - np.maximum(self._starts, start)
         seconds = np.bincount(self._speakers, weights=np.maximum(shared, 0.0))
         return self._names[
@@ -76,7 +75,7 @@ def read_transcript(path: Path) -> Transcript:
     with reading(path, EXPECTED), open_text(path) as file:
         text = file.read()
         if path.suffix.lower() == ".srt":
-            # Blank lines separate cues; what stands in a cue is kept as it is.
+            # Blank lines separate cues; the lines within a cue are kept unchanged.
             blocks = re.split(r"\n\s*\n", text.strip())
             for number, block in enumerate(blocks, start=1):
                 if not CUE.search(block):
@@ -147,7 +146,7 @@ def _label(elements: list[dict[str, Any]], times: SpeakerTimes, default: str | N
     for element in elements:
         stretch = _times(element)
         speakers.append(None if stretch is None else times.between(*stretch))
-    # What comes before the first time belongs to whoever speaks first.
+    # Words before the first one with times go to the first speaker.
     latest = next((speaker for speaker in speakers if speaker is not None), default)
     for element, speaker in zip(elements, speakers, strict=True):
         latest = latest if speaker is None else speaker

@@ -149,8 +149,8 @@ def _parse_arrays(text: str) -> list[ndarray]:
     for block in re.findall(r"\[([^\]]*)\]", text):
         rows = [row.split() for row in block.splitlines() if row.strip()]
         array = np.array(rows, dtype=np.float64)
-        # A matrix starts on the line after its bracket, a vector on the same line.
-        # Both look alike inside the brackets, and a matrix may have a single row.
+        # A matrix starts on the line after its bracket, a vector on the same line. Otherwise they
+        # look alike, since a matrix may have a single row.
         is_matrix = block.lstrip(" ").startswith("\n")
         arrays.append(array if is_matrix else array.reshape(-1))
     return arrays

@@ -124,9 +124,8 @@ def models(contents: Mapping[str, Any]) -> dict[str, Describe]:
 
 
 def _describe(name: str, config: Mapping[str, Any], weights: Weights) -> Described:
-    # The first number of a stage is a stride along mels, or a pair of strides in ReDimNet2.
-    # Files do not say which of the two architectures they are, but only the second has pairs of
-    # strides.
+    # The file does not name its architecture. The first entry of a stage is a stride along mels, or
+    # in ReDimNet2 a pair of strides.
     first_stage = (config.get("stages_setup") or [[1]])[0]
     is_second = "compress_tconvs" in config or isinstance(first_stage[0], list | tuple)
     if is_second != name.startswith("ReDimNet2"):
@@ -165,8 +164,8 @@ def _check_section(
     section: Mapping[str, Any], others: set[str], known_values: Mapping[str, list[Any]]
 ) -> None:
     for option, value in section.items():
-        # An option that we do not know may change the network without changing a single shape;
-        # better to refuse than to import a network with wrong scores.
+        # An unknown option may change the network without changing any shape, and the imported
+        # network would give wrong scores.
         if option in known_values:
             if value not in known_values[option]:
                 expected = " or ".join(map(str, known_values[option]))

@@ -147,8 +147,7 @@ def split_parts(
     """Network and loss state dictionaries without their prefixes, and the other entries of the
     file.
     """
-    # Trainers of all ages are covered: a file of weights alone, and one with optimizer and schedule
-    # around them.
+    # Older files hold only weights, newer ones also optimizer and schedule.
     others: list[str] = []
     for key in ("model_state_dict", "model"):
         if isinstance(contents.get(key), Mapping):
@@ -188,8 +187,8 @@ def describe(contents: Mapping[str, Any]) -> Described:
     elif model == "RawNet3":
         pooling = "ASP" if first_shape(network, "attention.3.weight")[0] == 1 else "ECA"
     else:
-        # ASP doubles the channels with deviations.
-        # The poolings have no name in the file; the width of the layer behind them gives them away.
+        # The file does not name its pooling, but the width of the next layer shows it: ASP doubles
+        # the channels with deviations.
         channels = first_shape(network, "sap_linear.weight", "attention.3.weight")[0]
         pooling = "ASP" if pooled == 2 * channels else "SAP"
     return Described(model, RULES[model], embedding_dim, num_mels, pooling)

@@ -261,8 +261,8 @@ def campplus(weights: Weights) -> Described:
 
 def _redimnet(model: str, weights: Weights) -> Described:
     ends, options = ends_of(weights)
-    # One sum of maps for each stage, and a last one for the head.
-    # wespeaker keeps the weights of all sums in one list, ours are with the stages that use them.
+    # One sum of maps for each stage and a last one for the head, in a single list; ours are with
+    # the stages that use them.
     last = 0
     while f"backbone.inputs_weights.{last + 1}" in weights:
         last += 1
