@@ -49,8 +49,9 @@ def run(arguments: argparse.Namespace) -> list[str]:
     mean = "none"
     if contents.get("embedding_mean") is not None:
         length = math.sqrt(float(contents["embedding_mean"].square().sum()))
-        measured_on = _options(contents.get("embedding_mean_of") or {})
-        mean = f"length {length:.3f} ({measured_on}), subtracted if the scoring method asks for it"
+        mean = f"length {length:.3f}, subtracted if the scoring method asks for it"
+        if contents.get("embedding_mean_of"):
+            mean += f"; measured with {_options(contents['embedding_mean_of'])}"
     origin = summary.get("initial_model") or {}
     licence = summary.get("licence") or origin.get("licence") or NO_LICENCE
     calibrated = f"no: {model.rule.advice}"

@@ -202,6 +202,12 @@ class Pretrained(Trunk):
             raise CheckpointError(
                 f"{OPTION}: {source['name']} does not fit its configuration: {problems[0]}"
             )
+        # A file with more layers than its configuration says would load without a word.
+        if unused := sorted(weights.keys() - expected.keys()):
+            tensors = counted(len(unused), "tensor")
+            logger.warning(
+                "%s: %s of %s not used, first: %s", OPTION, tensors, source["name"], unused[0]
+            )
         self.backbone.load_state_dict({name: weights[name].float() for name in expected})
         for name, value in self.backbone.state_dict().items():
             self.checksums[name] = checksum(value)

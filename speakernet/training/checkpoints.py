@@ -270,6 +270,11 @@ def average_weights(states: Iterable[dict[str, Any]]) -> dict[str, Any]:
     for latest in states:
         # float64: a sum of many float32 values would lose bits.
         floats = {key: value.double() for key, value in latest.items() if value.is_floating_point()}
+        # A sum over some of the checkpoints only would be divided by the number of all.
+        if count and floats.keys() != total.keys():
+            raise ValueError(
+                "the checkpoints to average belong to different models (their weight names differ)"
+            )
         count += 1
         for key, value in floats.items():
             total[key] = total[key] + value if key in total else value

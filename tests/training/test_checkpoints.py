@@ -241,8 +241,9 @@ def test_mean_of_checkpoints_against_a_loop():
     assert (
         mean["w"].tolist() == [3.0, 3.0] and mean["w"].dtype == torch.float32 and mean["count"] == 6
     )
-    with pytest.raises(ValueError, match="no checkpoint"):
-        average_weights([])
+    for bad in ([{"a": torch.zeros(1)}, {"b": torch.zeros(1)}], []):
+        with pytest.raises(ValueError, match="checkpoint"):
+            average_weights(bad)
 
 
 @pytest.fixture(autouse=True)
