@@ -62,7 +62,7 @@ def measure(config: Config, num_batches: int) -> dict[str, Any]:
         batches = _endless(loader)
         for _ in range(WARM_STEPS[loader.device.type]):
             next(batches)
-        # The loader alone first: compared with a step, it says which of the two a run waits for.
+        # The loader is also timed alone, to show whether a run waits for data or for the network.
         times = time_batches(batches, num_batches, lambda batch: len(batch.labels), loader.device)
         return {"loader": times, "training": _measure_training(config, loader, num_batches)}
 
@@ -141,8 +141,8 @@ def _measure_training(config: Config, loader: TrainingLoader, num_steps: int) ->
             **timed,
             "steps": num_steps,
         }
-        # The same step once more on crops that are ready: the difference is what reading and
-        # decoding cost.
+        # The same steps on crops that are ready: the difference is the cost of reading and
+        # decoding.
         loader.maker = ReadyCrops(loader.maker)
         batches = _endless(loader)
         ready = time_steps(run_step, num_steps, device)["step_seconds"]
@@ -180,9 +180,9 @@ def find_batch_size(
     Returns:
         The finder with its measurements, and the best size.
     """
-    # Whole training steps are tried, not forward passes, because gradients and the moments of the
-    # optimizer take most of the memory. Noise replaces speech: it costs the network the same, and
-    # no list is needed.
+    # Whole steps and not forward passes, because training also needs memory for stored activations,
+    # gradients and the optimizer's moments. Noise costs the network as much as speech and needs no
+    # list.
     if not 1 <= min_batch_size <= max_batch_size:
         raise ValueError(
             f"found batch sizes {min_batch_size} to {max_batch_size}; expected 1 <= smallest <= "
@@ -262,7 +262,7 @@ def recommendation(config: Config, configured: Measurement, best: Measurement) -
             f"keep {keep}; no size is clearly faster ({best.batch_size} by "
             f"{max(0, round(100 * gain))} %)"
         )
-    # A larger batch means fewer steps. Where these are already few, speed is not what a run lacks.
+    # A larger batch means fewer steps in an epoch, which a short run cannot spare.
     lists = [corpus.train_list for corpus in data.corpora.values()] or [data.train_list]
     exists = all(path and Path(path).is_file() for path in lists)
     utterances = sum(len(read_training_list(path)) for path in lists) if exists else 0

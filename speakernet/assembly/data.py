@@ -146,7 +146,7 @@ def _refuse_augmenting_elsewhere(device: torch.device, *, is_there: bool) -> Non
     """Refuse `augment.device: cuda` if the noise cannot be on the GPU."""
     if device.type != "cuda":
         raise ValueError(f"augment.device is cuda, but training runs on {device.type}; use auto")
-    # Asked for by name, so a slow substitute would be a surprise; `auto` falls back quietly.
+    # Requested explicitly, so it must not silently become slower; `auto` falls back to the CPU.
     if not is_there:
         raise ValueError(
             "augment.device is cuda, but noise and RIRs cannot be kept in the GPU's memory (the "
@@ -156,7 +156,7 @@ def _refuse_augmenting_elsewhere(device: torch.device, *, is_there: bool) -> Non
 
 def _keep_noise_in_ram(augmenter: Augmenter, reader: sources.RowReader, limit_bytes: int) -> None:
     """Noise is read more often than speech: babble takes three to seven clips per utterance."""
-    # Banks that read the corpus itself (babble) are not copied: it may be far larger than memory.
+    # Babble may read the corpus itself, which is not copied: it may be far larger than memory.
     noise = {kind: bank for kind, bank in augmenter.banks.items() if bank.reader is not reader}
     if noise and not clips_into_ram(noise, limit_bytes):
         logger.info("noise clips are read from disk: they do not fit into data.cache_megabytes")
@@ -182,8 +182,7 @@ def _placed(
             speakers=maker.speakers,
             speeds=maker.speeds,
         )
-    # Who makes the crops: the device itself, if the corpus is there (above), otherwise worker
-    # processes or this process, and in front of them whatever reads ahead.
+    # Reading ahead comes last, because it wraps whatever makes the crops, workers or this process.
     running: batches.CropMaker = maker
     if options.num_workers:
         pins = device.type == "cuda" and bool(options.pin_memory)
@@ -240,7 +239,7 @@ def _sampler(
         training.rows.labels, data, seed=config.runtime.seed, eligible=eligible, voices=voices
     )
     world_size = distributed.world_size()
-    # A corpus at an address is read shard by shard, which changes the order of the rows.
+    # A corpus at an address is read shard by shard, so its order has to follow the shards.
     training.source.order(sampler, training.rows, training.table, world_size)
     smallest = sampler.smallest_batch
     usual = sampler.batch_size
@@ -285,8 +284,8 @@ def _reader(data: DataOptions, training: TrainingInput) -> sources.RowReader:
     cache = None
     budget = data.cache_megabytes << 20
     # Plain files are already in the system's page cache; a second copy would waste memory. A cache
-    # that holds a small part of the corpus hardly ever has the next utterance, and decoding whole
-    # utterances for it halves the speed (FLAC of 8 s: 450 instead of 1,030 crops/s).
+    # that holds only part of the corpus rarely has the next utterance, and to fill it whole
+    # utterances are decoded where a crop would do.
     if not table.all_plain and 4 * int(table.num_samples.sum()) <= budget:
         cache = sources.AudioCache(budget)
     return source.rows(training.rows.paths, table, cache)
@@ -304,7 +303,7 @@ def _resolve_auto(
     is_spawned: bool,
 ) -> DataOptions:
     """The section with every `auto` for workers and queues resolved."""
-    # By the longest crops, for which the queues must have room too.
+    # The length of crops may vary, and the queues must have room for the longest.
     samples = audio.crop_samples(max(data.crop_frames, data.crop_frames_max), data.sample_rate)
     batch_bytes = data.batch_size * sampler.unit * samples * sample_bytes
     free_shared = sharing.free_shared_memory()
@@ -349,9 +348,6 @@ def choose_placement(
     data = config.data
     device = inputs.device
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else usable_memory_bytes()
-    # First it is decided what may be on the device at all, then what fits, noise before corpus. The
-    # order of the two questions matters: a corpus that takes the last gigabyte would leave the
-    # augmentation to the host, and then it would have been better on the host itself.
     bound = int(data.device_gigabytes * GIGABYTE) or int(
         max(0, free - reserved_bytes) * choices.MEMORY_SHARE
     )
@@ -367,6 +363,8 @@ def choose_placement(
     bank_bytes = (
         bytes_of_banks(augmenter.banks, augmenter.rirs, rows) if is_considered and augmenter else 0
     )
+    # Noise gets its memory first: if the corpus took the last of it, noise would stay on the host,
+    # and crops on the device could not be augmented.
     fits = is_considered and bank_bytes <= bound
     corpus_bytes = 2 * int(inputs.training.table.num_samples.sum())
     corpus = choices.choose_device_resident(

@@ -42,7 +42,7 @@ def build_sweep(config: Config) -> Callable[..., Any]:
     augment = config.augment
     rate = config.data.sample_rate
     cache = AudioCache(config.data.cache_megabytes << 20)
-    # Read only if a kind of the sweep needs them: the headers of a noise collection take a while.
+    # Opened only if needed, because reading the headers of a noise collection takes a while.
     banks = (
         noise_banks(augment.noise_path, rate, cache)
         if "noise" in kinds and augment.noise_path
@@ -59,8 +59,8 @@ def fit_plda(config: Config, inputs: Inputs, model: ModelFile, path: Path) -> No
     """Add PLDA, fitted on the training list (with the run's simulated microphones), to a model file
     that has none.
     """
-    # Of a run that is finished and started again: fitting once more would change the fingerprint,
-    # and with it every store of people.
+    # A finished run that is started again already has PLDA. Fitting it again could change the
+    # fingerprint, and stores of people would no longer match the model.
     if model.contents.get("adaptation"):
         return
     training = inputs.training
@@ -84,8 +84,9 @@ def fit_plda(config: Config, inputs: Inputs, model: ModelFile, path: Path) -> No
     embeddings = embed_utterances(
         net, source, rows.paths, WHOLE, Forward(inputs.device), description="embedding for PLDA"
     )
-    # Every rank embeds its part, but the file is written once.
+    # All ranks share the embedding, but only one may write the file.
     if distributed.is_main():
+        # In float64, because the covariances are inverted.
         fitted = adaptation.plda(
             embeddings[:, 0].astype(np.float64), rows.labels, shrinkage=SHRINKAGE
         )

@@ -130,7 +130,7 @@ def build_validation(
     for name, trial_list in lists.items():
         prepared[name] = _prepare_validation(config, inputs.device, trial_list)
     embedder = build_embedder(config, net, inputs.device, section.validation_precision)
-    # A validation may take minutes, and a job that is told to stop has less.
+    # A validation may take minutes, longer than a cluster waits for a job that it stops.
     forward = dataclasses.replace(embedder.forward, is_stopped=is_stopped)
     embedder = dataclasses.replace(embedder, forward=forward)
     at_the_end = {
@@ -187,7 +187,7 @@ def _prepare_validation(
 ) -> _Validation:
     section = config.evaluation
     seed = config.runtime.seed
-    # The same subset at every validation, since a run chooses its best epoch by comparing them.
+    # The same subset at every validation, because the best epoch is chosen by comparing them.
     trials = subset(trial_list.trials, section.max_trials, seed)
     if trials.labels is not None and len(np.unique(trials.labels)) < 2:
         raise ValueError(
@@ -241,8 +241,7 @@ def run_evaluation(
     for name, listed in lists.items():
         embedder = dataclasses.replace(parts.embedder, embed_with=shared)
         if name and embedder.stores:
-            # Each list keeps its embeddings in its own folder, and looks into those of the others
-            # too.
+            # Stores of other lists are searched too, because lists share recordings.
             store = evaluation_folder(Path(config.training.save_path), name) / EMBEDDINGS
             embedder = dataclasses.replace(embedder, stores=(store, *embedder.stores))
         speakers = speakers_of(listed.trials, section.speaker_table)
@@ -293,8 +292,7 @@ def _with_groups(
     swept = None
     if sweep is not None:
         score = functools.partial(_scores, parts, trials)
-        # On the same draws of speakers, so that a difference between two rows is not one of the
-        # draws.
+        # All rows have the same draws of speakers, so that they differ only by the audio.
         swept = sweep(source, score, *scored, **draws)
     results = dataclasses.replace(
         evaluation.results,
@@ -308,7 +306,7 @@ def _with_groups(
 
 def _scores(parts: "ScoringParts", trials: TrialList, source: AudioSource) -> np.ndarray:
     """Scores of other audio than that of a store."""
-    # A store is keyed by names, and degraded audio has the names of the original.
+    # Degraded audio has the names of the original, so a store would return the wrong embeddings.
     embedder = dataclasses.replace(parts.embedder, stores=())
     return score_trials(embedder, parts.backend, trials, source).scores
 
@@ -408,8 +406,8 @@ def _mean_entries(
     the mean of this way of embedding.
     """
     mode = modes_of(embedder.options)[0]
-    # The mean depends on how recordings are embedded: crops have another one than whole recordings.
-    # So the file says what its mean is of, and another way measures its own.
+    # Crops have a different mean than whole recordings, so a mean is used only for embeddings made
+    # in the way that it was measured on.
     described = way_of(embedder.options.model_copy(update={"embedding": mode}))
     has_mean = contents.get("embedding_mean") is not None
     kept_of = contents.get("embedding_mean_of")
@@ -425,8 +423,8 @@ def _mean_entries(
             "and --train_path, or evaluation.subtract_mean: false"
         )
     training = inputs.training
-    # Some thousand utterances give the mean as well as a million do. They are drawn, because a list
-    # is sorted by speaker.
+    # A few thousand utterances are enough for a mean. They are drawn at random, because lists are
+    # often sorted by speaker.
     order = numpy_generator(config.runtime.seed, MEAN_STREAM).permutation(len(training.rows))
     rows = np.sort(order[: config.evaluation.mean_utterances])
     names = training.rows.paths.take(rows)
@@ -600,6 +598,7 @@ def _with_provenance(
     known_speakers = dict(parts.known_speakers)
     if trials.sha256 and parts.fitted_on == trials.sha256:
         warnings.append(FITTED_ON_REPORTED)
+        # Otherwise every speaker of the list would also be named as shared.
         known_speakers.pop(CALIBRATION_LIST, None)
     possible = set(speakers.names)
     if known_speakers and not possible:
@@ -627,6 +626,7 @@ def _with_provenance(
             "path": str(parts.path),
             "sha256": distributed.from_main(lambda: sha256_of(parts.path)),
         },
+        # Thresholds hold only for scores that were made in the same way.
         thresholds=[limit for limit in thresholds if limit["backend"] == results.backend],
         versions={
             "speakernet": speakernet.__version__,

@@ -65,9 +65,8 @@ def import_weights(arguments: argparse.Namespace) -> list[str]:
         toolkit = PUBLISHED[arguments.source]
         net, left_out = import_network(toolkit, arguments.model, contents, arguments.file)
         notes = [f"not loaded: {entry}" for entry in left_out]
-        # Some networks have tensors of the same names and shapes in several toolkits, which feed
-        # them different features. No check of the weights can tell them apart, so the user is told
-        # what else would fit.
+        # Several toolkits have networks with tensors of the same names and shapes, but other
+        # features. The weights cannot show which toolkit they are from, so the notes list all.
         for options in find_fitting(contents, arguments.file):
             if f"--from {arguments.source} " not in options:
                 notes.append(
@@ -76,8 +75,8 @@ def import_weights(arguments: argparse.Namespace) -> list[str]:
                 )
     else:
         net, notes = _import_classic(arguments, contents)
-    # Whether embeddings are compared at unit length or as they are depends on the loss of the
-    # training, which a published checkpoint does not contain.
+    # The loss decides whether embeddings are compared at unit length, and a published checkpoint
+    # does not contain it.
     loss: Any = lookup(LOSSES, arguments.loss, "loss").options if arguments.loss else LossOptions
     summary = {
         "imported_from": arguments.source,
@@ -109,8 +108,8 @@ def _import_classic(
     if not voxceleb_trainer.is_ours_to_read(contents):
         raise unknown_file(contents, path)
     lookup(MODELS, arguments.model, "model")
-    # voxceleb_trainer saves weights and no options. Most can be read from the shapes of the
-    # tensors; what cannot is asked for or, if a wrong guess only costs accuracy, assumed and said.
+    # voxceleb_trainer saves weights without options. Most follow from the shapes of the tensors;
+    # the others have to be given, or are assumed with a note.
     described = voxceleb_trainer.describe(contents)
     if described.model != arguments.model:
         raise ValueError(f"{path} contains a {described.model}, but --model says {arguments.model}")
@@ -129,7 +128,7 @@ def _import_classic(
         described.model, pooling, described.embedding_dim, options, front_end_options=front_end
     )
     translated = voxceleb_trainer.translate(contents, net, path)
-    # Before they are loaded: a network with NaN or of another shape must not be written.
+    # Checked first, so that NaN is never written and a wrong shape is reported with the path.
     check_finite(translated.weights, path)
     check_fits(translated.weights, net.state_dict(), path)
     net.load_state_dict(translated.weights)
@@ -178,7 +177,7 @@ def export(arguments: argparse.Namespace) -> list[str]:
         speech = [read_audio(recording, sample_rate=rate) for recording in arguments.speech]
         kind = "recordings"
     elif measures:
-        # The recordings of the list are those for which the export is meant.
+        # Recordings of the list are closer to those that the export is for than synthetic voices.
         speech = [source.read(name) for name in list(trials.names)[:NUM_COMPARED]]
         kind = "recordings of the list"
     else:
@@ -200,7 +199,7 @@ def export(arguments: argparse.Namespace) -> list[str]:
     lines += _notes_for_callers(model, arguments.seconds)
     if measures:
         net = model.net
-        # From the file that was written, not from what it was made of.
+        # Read back from the written file, so that the EER is that of what users get.
         small = ExportedEmbedder(
             open_onnx(path.read_bytes()), rate, net.min_samples, net.preparation
         )
@@ -226,8 +225,8 @@ def _notes_for_callers(model: ModelFile, seconds: float | None) -> list[str]:
             f"the file accepts one recording of exactly {num_samples:,} samples; callers repeat "
             "shorter ones and cut longer ones"
         )
-    # What the model file does around its network stays behind when only the network is exported, so
-    # whoever calls it has to be told.
+    # Only the network is exported, so callers have to do what the model file does before and after
+    # it.
     if model.net.preparation:
         todo = preparation_in_words(model.net.preparation)
         notes.append(

@@ -156,7 +156,7 @@ def begin_with_initial_model(
         )
         summary = resumed[1].get("training_summary") or {}
         return summary.get("initial_model")  # type: ignore[no-any-return]
-    # The head is kept only for the same speakers in the same order: a class is nothing but a row
+    # The head is kept only for the same speakers in the same order, because a class is only a row
     # number.
     load_initial_weights(net, loss, path, speakers=speakers)
     contents = read_checkpoint(path)
@@ -200,9 +200,9 @@ def compared_with_initial_model(
                 f"held-out EER: {before:.2f} % with the initial model (epoch 0), "
                 f"{summary['best_eer_percent']:.2f} % with best.pt ({epoch})"
             )
+        # The ranks share the embedding, so all of them must find the file.
         if all(distributed.gather_objects(path.is_file())):
             scores = scores_of_model(config, inputs, path)
-            # All ranks score, because they share the embedding; so all of them must see the file.
             compared, worse = _compare(config, scores, evaluation, facts)
             sentences += compared
             warnings += worse
@@ -320,11 +320,10 @@ class StagedRun:
             self._take_evaluated_weights(number, self.loss)
             self.loss = next_head(config, self.loss)
         first = self.config.training.stage
-        # The stages before it take no step, but run all the same: the next one takes over their
-        # loss.
+        # Earlier stages are run without a step, because the next stage takes over their loss.
         if first and number < [stage for stage, _ in self.stages].index(first):
             config = _without_further_epochs(config, self.folders[number], first)
-        # Before the loader decides what to keep on the device: training comes first.
+        # Training has priority over a corpus on the device, so its memory is reserved first.
         reserved = reserved_for_training(config, self.net, self.inputs.device)
         made = build_training_loader(config, self.inputs, reserved_bytes=reserved)
         with contextlib.closing(made) as loader:
@@ -333,8 +332,8 @@ class StagedRun:
                 speakers = loader.identity["speakers"]
                 initial_model = begin_with_initial_model(config, self.net, self.loss, speakers)
             else:
-                # Facts about the initial model pass from stage to stage through the model file,
-                # since a later stage may be trained by another process than the first.
+                # Read from the model file, because an earlier process may have trained the first
+                # stage.
                 best = distributed.from_main(lambda: read_own_checkpoint(run_folder / BEST))
                 initial_model = best["training_summary"].get("initial_model", {})
             stage = Stage(
@@ -369,8 +368,7 @@ class StagedRun:
             )
             summary = trainer.train()
         if number:
-            # A stage trains in a folder of its own, so its best model has to be put into the run
-            # folder: if it is better, or always if the last model is the final one.
+            # Users look for the final model in the run folder, not in that of a stage.
             is_wanted = config.training.final_model == "last"
             best_path = run_folder / BEST
             candidate = self.folders[number] / BEST
@@ -410,6 +408,7 @@ def _merge_summaries(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     merged = dict((trained or summaries)[-1])
     for name in ("epochs", "steps", "bad_steps", "fp16_overflows", "utterances", "seconds"):
         merged[name] = sum(summary[name] for summary in summaries)
+    # The first stage starts from the initial model, and its folder is the run folder.
     for name in ("initial_eer_percent", "best_path", "last_path"):
         merged[name] = summaries[0][name]
     return merged
@@ -435,8 +434,7 @@ def next_head(config: Config, before: SpeakerLoss) -> SpeakerLoss:
 
 def _without_further_epochs(config: Config, folder: Path, first: str) -> Config:
     """The configuration of a stage before the `first` to train, limited to its finished epochs."""
-    # Limited to its finished epochs, the stage finds nothing left to train, and its averages and
-    # last.pt stay as they are.
+    # A stage without epochs left takes no step, so its averages and last.pt stay as they are.
     checkpoint = distributed.from_main(lambda: find_checkpoint(folder))
     epochs = checkpoint[1]["training"]["state"]["epoch"] if checkpoint else 0
     if not epochs:
@@ -463,8 +461,8 @@ def _load_evaluated_weights(
         loss.load_state_dict(contents["head"])
         logger.info("starting from the average of the previous stage's checkpoints")
     elif training.ema_decay:
-        # last.pt holds the weights of the last step and the average beside them; the stage was
-        # evaluated with the average.
+        # The network still has the weights of the last step, but the stage was evaluated with the
+        # average, which last.pt also contains.
         average = WeightAverage(net, training.ema_decay)
         average.load_state_dict(
             distributed.from_main(lambda: read_own_checkpoint(folder / LAST)["training"]["average"])
@@ -498,8 +496,8 @@ def scheduled_epochs(config: Config) -> list[ScheduledEpoch]:
     """
     scheduled = []
     for name, stage in stages_of(config).items():
-        # Two speakers, because no list is read.
-        # By the schedules of a real run, not by a second formula that could differ from them.
+        # The schedules of a real run, because a second formula could differ from them. Two
+        # speakers, because no list is read.
         schedules = build_schedules(stage, build_loss(stage, 2), SHOWN_STEPS)
         rate = schedules.learning_rate
         margin = schedules.margin

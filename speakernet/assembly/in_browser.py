@@ -29,7 +29,7 @@ def page_files(model_path: Path, folder: Path) -> dict[str, bytes]:
             "`npm pack onnxruntime-web` and `tar xf onnxruntime-web-*.tgz package/dist`, then give "
             "--in-browser package/dist"
         )
-    # All refusals come before the export, which takes a minute.
+    # Missing files are reported before the export, which is slow.
     detector = silero_file("silero_vad.onnx")
     if detector is None:
         raise FileError(
@@ -51,7 +51,7 @@ def page_files(model_path: Path, folder: Path) -> dict[str, bytes]:
     logger.info("exporting %s for the browser", model_path)
     with tempfile.TemporaryDirectory(prefix="speakernet-serve-") as made:
         graph = Path(made) / GRAPH
-        # Synthetic voices are enough to compare a graph with its network, and need no files.
+        # Synthetic voices need no files and are enough to compare a graph with its network.
         export_model(model_path, graph, speech=synthetic_speech(NUM_COMPARED, SAMPLE_RATE))
         files = {path.name: path.read_bytes() for path in (graph, *map(folder.joinpath, RUNTIME))}
     return {**files, DETECTOR: detector.read_bytes()}

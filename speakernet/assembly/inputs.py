@@ -93,8 +93,7 @@ class Inputs:
     def test(self) -> TrialInput:
         """The trials that are reported."""
         test = self.trial_input(self._data.test_list, self._data.test_path)
-        # Trials with models of several utterances need their enrolment list. One of another corpus
-        # knows none of the models, which would otherwise look like missing audio.
+        # With the enrolment list of another corpus, all models would be reported as missing audio.
         if enrolment := self._data.enrolment_list:
             with_models = [named for named in (test, *self._named.values()) if named.trials.models]
             if not with_models:
@@ -112,6 +111,7 @@ class Inputs:
         trials, source = trial_list
         beside = {}
         for name, named in self._named.items():
+            # By identity, which is enough because every list is read only once.
             if named.trials is not trials or named.source is not source:
                 beside[name] = named
         return beside
@@ -168,8 +168,8 @@ class Inputs:
             return checksums
         training = self.training
         validation = self.validation
-        # The identity of a folder is only its names, because reading a million files takes hours.
-        # The lengths are known in any case, and differ between most corpora that only look alike.
+        # A folder has no checksum of its audio, because reading a million files takes hours.
+        # Lengths are known anyway, and differ if the same names refer to other recordings.
         lengths = zlib.crc32(training.table.num_samples.astype(np.int64).data)
         return checksums | {
             "data.train_list (SHA-256)": training.rows.sha256,
@@ -183,8 +183,7 @@ class Inputs:
         """Any training list, with its audio below `root` (default: `lists.audio_folder_of`)."""
         if not path:
             raise ConfigError("no training list: set data.train_list (--train_list FILE)")
-        # A long list is parsed once and mapped into memory from then on, which several processes
-        # share.
+        # Processes share the mapped memory of a long list, and later runs need not parse it.
         is_long = Path(path).is_file() and Path(path).stat().st_size >= LONG_LIST_BYTES
         return TrainingInput(
             self._once(mapped_training_list if is_long else read_training_list, path),
@@ -233,8 +232,7 @@ class Inputs:
         """Whether a trial list and all its recordings exist."""
         if not Path(path).is_file() or not Path(root).exists():
             return False
-        # A list half of whose recordings are missing is not an optional list that is absent, but it
-        # cannot be scored either; it is left out with the same warning.
+        # A list with missing recordings cannot be scored either, so it is left out in the same way.
         trials, source = self.trial_input(path, root)
         return not len(source.missing(trials.recordings))
 
@@ -258,8 +256,8 @@ class Inputs:
         # Late: a run with its own validation list makes no trials.
         from speakernet.corpora.pairs import hold_out
 
-        # The held-out speakers leave the training list before anything else sees it: no class, no
-        # mean embedding and no cohort is made of them.
+        # The split comes before any other use of the list, so that classes, mean embedding and
+        # cohort are without the held-out speakers.
         rows, source = self.listed.rows, self.listed.source
         split = hold_out(rows, self._data.validation_speakers, self._seed)
         trials = split.trials
@@ -268,7 +266,7 @@ class Inputs:
 
     def _once(self, read: Callable[[str | Path], Any], path: str | Path) -> Any:
         """Read a file once, whether it is given as a relative path, an absolute path or a link."""
-        # By what is read and how: the same path may be a list in two roles.
+        # The reader is part of the key, because one path may be read as lists of two kinds.
         key = read, Path(path).resolve()
         if key not in self._kept:
             self._kept[key] = read(path)
@@ -343,8 +341,8 @@ def with_default_paths(config: Config) -> Config:
     With held-out speakers there is no validation list.
     """
     data = config.data
-    # Each list defaults to the other, because classic recipes name only one. That one then chooses
-    # the best epoch and is reported, which `check_inputs` warns of.
+    # Classic recipes name only one list. It then chooses the best epoch and is reported too, of
+    # which `check_inputs` warns.
     test = data.test_list, data.test_path
     validation = data.validation_list, data.validation_path
     if not data.test_list:
@@ -367,7 +365,7 @@ def with_default_paths(config: Config) -> Config:
 def voices_of(config: Config) -> Voices:
     """The speeds to train on; without augmentation, only the recorded voice."""
     augment = config.augment
-    # Speeds are part of augmentation, although each is a voice and a class of its own.
+    # Each speed adds classes, but the switch of augmentation turns speeds off too.
     if not augment.enabled:
         return Voices()
     return Voices(

@@ -106,16 +106,15 @@ def path_of(name: str | Path) -> Path:
     """
     path = Path(name)
     text = str(name)
-    # A name looks like a path of two parts. It is one of the hub only if it has no suffix of a
-    # model file and its first part is no folder here; otherwise a mistyped path would be looked up
-    # on the internet.
+    # OWNER/NAME looks like a path. With the suffix of a model file, or in an existing folder, it is
+    # a mistyped path, which must not be looked up on the internet.
     is_of_hub = NAME.fullmatch(text) and path.suffix not in SUFFIXES and not path.parent.exists()
     return fetch(text) if not path.exists() and (is_of_hub or text in catalogue()) else path
 
 
 def fetch(name: str) -> Path:
     """The path of a name's model file, fetched and checked by SHA-256 if necessary."""
-    # The catalogue comes first: its names have owners too, and its entries a published checksum.
+    # The catalogue has names with owners too, and it knows their checksums.
     owner, slash, _ = name.partition("/")
     if slash and not any(known.startswith(f"{owner}/") for known in catalogue()):
         repository, _, revision = name.partition("@")
@@ -124,7 +123,7 @@ def fetch(name: str) -> Path:
         return file
     entry = lookup(catalogue(), name, "published model")
     target = cached(name)
-    # Several processes of a run ask for the same model at once; one fetches it, the others wait.
+    # Processes of one run ask for the same model at once, and only one may fetch it.
     with exclusive(target.parent, waits=True):
         if target.is_file():
             return target
@@ -142,7 +141,7 @@ def fetch(name: str) -> Path:
             target.parent.mkdir(parents=True, exist_ok=True)
             place(file.resolve(), target)
             return target
-        # Converted once, so that loading a published model is as fast as loading one of your own.
+        # Converted only once, so that later a published model loads as fast as any model file.
         net, _ = import_network(
             PUBLISHED[entry["importer"]], entry["model"], read_checkpoint(file), file
         )
@@ -161,8 +160,7 @@ def fetch(name: str) -> Path:
             target, model_file_contents(net, loss_normalizes=True, training_summary=facts)
         )
         if "hub" not in entry:
-            # A download is a copy of ours; what the hub fetched belongs to its cache and is shared
-            # with other programs.
+            # A file in the cache of the hub stays, because other programs use it too.
             file.unlink()
     return target
 
@@ -177,7 +175,7 @@ def _in_repository(
     folder = importlib.import_module("speakernet.models.hub").snapshot(
         repository, revision, files, what
     )
-    # Some repositories have the weights under one of two names.
+    # Repositories do not all use the same name for their weights.
     paths = [folder / name_of_file for name_of_file in files]
     file = next((path for path in paths if path.is_file()), None)
     if file is None:
@@ -212,8 +210,7 @@ def _checked(file: Path, expected: str, name: str) -> str:
     found = sha256_of(file)
     if expected and found != expected:
         content = file.resolve()
-        # Kept, not deleted: it may be what the publisher replaced it with, and a download takes
-        # long.
+        # Kept, because it may be a newer file of the publisher, and fetching it again takes long.
         aside = content.rename(free_name(content, "wrong"))
         # In the hub's cache, the file is a link to its content.
         file.unlink(missing_ok=True)
@@ -230,7 +227,7 @@ def push(path: str | Path, name: str, *, licence: str, is_private: bool) -> str:
         raise ValueError(f"{name}: expected OWNER/NAME, the name of a repository on the hub")
     model = load_model_file(path)
     net = model.net
-    # The card says where the weights come from, since their licence binds whoever uses them.
+    # The card names the origin of the weights, because their licence binds every user.
     summary = dict(model.contents.get("training_summary") or {})
     if licence:
         summary["licence"] = licence

@@ -39,15 +39,15 @@ def join_ranks(
     )
     if config.runtime.parallel == "fsdp":
         return FullySharded(net, loss, device)
-    # With many speakers the head is larger than the network; each rank then holds some of its rows.
+    # The head of many speakers is larger than the network, so each rank holds some of its rows.
     shard_head(config.loss, loss)
     return SeveralProcesses(net, loss, device)
 
 
 def choose_shared_norms(config: Config, num_processes: int) -> Choice[bool]:
     """Whether batch norm uses the batch of all processes, and why."""
-    # Statistics of few crops are noisy; those of many are as good as the whole batch, without
-    # waiting for the other ranks in every layer.
+    # Statistics of few crops are noisy. With many crops, sharing them gains little, and ranks would
+    # wait for each other in every layer.
     crops = config.data.batch_size * config.data.utterances_per_speaker // num_processes
     asked = config.runtime.sync_batch_norm
     reason = "as configured" if asked != "auto" else f"shared below {MIN_CROPS}"

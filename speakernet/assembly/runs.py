@@ -276,6 +276,7 @@ def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, list[Path]]:
     logger.debug("machine: %s", system_info())
     config = with_default_paths(make_synthetic_corpus(config))
     inputs = Inputs(config, choose_device(config.runtime))
+    # On another machine, a different file may have this path.
     weights = sha256_of(model) if model.is_file() else "no such file"
     refuse_differences({**inputs.checksums(of_training=False), f"{model} (SHA-256)": weights})
     evaluation = run_evaluation(config, inputs, model)
@@ -380,6 +381,7 @@ def check_inputs(config: Config, inputs: Inputs, net: SpeakerNet) -> None:
             level = logging.INFO
         logger.log(level, "%s", finding)
     if errors:
+        # All at once, so that they can be corrected together.
         raise ValueError("\n".join(map(str, errors)))
 
 

@@ -153,7 +153,7 @@ class Study:
         plugins: Sequence[str],
         load: Callable[[Sequence[str]], LoadedConfig],
     ) -> None:
-        # Checked before anything is written: the folder of a refused study stays as it was.
+        # Checked before anything is written, so that a refused study leaves its folder unchanged.
         for key in keys_of(words) & SET_BY_STUDY.keys():
             raise ValueError(f"{key} cannot be an option of a study: {SET_BY_STUDY[key]}")
         self.plan = plan
@@ -166,7 +166,7 @@ class Study:
             self._words += self._hold_out(config)
             config = self._config_of(plan.reference)
         self._test_list = _test_list_of(config)
-        # Read now, because the table needs them and a list without labels gives none.
+        # Read before training, because there is no table to make without labels.
         self._trials = read_trials(self._test_list)
         if reason := why_no_error_rate(self._trials):
             raise ValueError(reason)
@@ -176,14 +176,13 @@ class Study:
         """Refuse variants with an invalid configuration, and those already run with other
         settings.
         """
-        # A study goes on for days and is resumed by the same command, often after the plan was
-        # edited. New variants and seeds are welcome; a variant that changed under its name is not.
+        # A study may take days, and its plan is edited meanwhile. New variants and seeds are fine,
+        # but the name of a variant must keep its meaning.
         for record in self.records():
             name = record["variant"]
             if name not in variants:
                 continue
-            # Results in the folder must be those of the plan, or the table would compare what
-            # nobody asked for.
+            # Otherwise the table would show results of other settings under this name.
             settings = self.plan.settings(name)
             if (record["recipe"], record["settings"]) != (self.plan.recipe, settings):
                 raise ValueError(
@@ -193,7 +192,7 @@ class Study:
                 )
         of_all = keys_of(self._words)
         for name in variants:
-            # Either would win silently, depending on the order of the files.
+            # Otherwise one of the two would be ignored without a message.
             for key in _keys_in(self.plan.changes(name)):
                 if any(f"{other}.".startswith(f"{key}.") for other in of_all):
                     raise ValueError(
@@ -218,9 +217,6 @@ class Study:
             environment.setdefault("OMP_NUM_THREADS", str(threads))
         failed = []
         # Variants that are only scored need the reference's models.
-        # A run is a process of `train` with options of its own, in a folder of its own. That costs
-        # the start of Python for each, and gains that a crash ends one run only, that each can be
-        # looked at or repeated by hand, and that this file knows nothing about training.
         for is_scored in (False, True):
             runs = []
             for name, seed in itertools.product(variants, self.plan.seeds):
@@ -236,8 +232,6 @@ class Study:
         path = self.folder / RECORDS
         if not path.is_file():
             return []
-        # A line for each run, appended when it ends, so that a kill loses at most the runs that
-        # were under way.
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
     def table(self, variants: Sequence[str]) -> Table:
@@ -255,13 +249,15 @@ class Study:
         """Train or score, and record the results; returns whether that succeeded."""
         folder = self.folder / run.folder
         is_scored = self.plan.is_only_scored(run.variant)
-        # Last, so that they hold against whatever the plan says.
+        # Last, so that the plan cannot override them.
         words = [*self._words_of(run.variant), "--seed", str(run.seed), "--save_path", str(folder)]
         if is_scored:
             model = self.folder / Run(self.plan.reference, run.seed).folder / BEST
             words += ["--eval", "--initial_model", str(model)]
         folder.mkdir(parents=True, exist_ok=True)
         logger.info("%s: started, with its output in %s", run, folder / OUTPUT)
+        # A process of its own: starting Python takes seconds, but a crash ends only this run, and
+        # the run can be repeated by hand.
         with (folder / OUTPUT).open("w", encoding="utf-8") as output:
             command = [sys.executable, "-m", "speakernet", "train", *self._plugins, *words]
             status = subprocess.run(
@@ -269,17 +265,17 @@ class Study:
                 env=environment,
                 stdout=output,
                 stderr=output,
+                # A run must not wait for input, because its questions go to a file.
                 stdin=subprocess.DEVNULL,
                 check=False,
             ).returncode
         if status:
             logger.error("%s: failed with status %d; see %s", run, status, folder / OUTPUT)
             return False
-        # By their trials, because a run with several lists has several score files.
+        # Found by their trials, because a run with several lists has several score files.
         scores = find_scores(folder, self._trials)[0]
         results = read_results(scores.with_name(RESULTS))
-        # From the steps alone: evaluation and waiting for another run are not the cost of a
-        # variant.
+        # Steps alone: evaluations and interruptions are not part of the cost of a variant.
         seconds = None if is_scored else round(seconds_of_steps(metrics_of_stages(folder)), 1)
         record = {
             "variant": run.variant,
@@ -293,6 +289,7 @@ class Study:
             "date": results.date,
         }
         logger.info("%s: EER %.2f %%", run, results.eer_percent)
+        # Appended when a run ends, so that a killed study loses only the runs in progress.
         return GrowingFile(self.folder / RECORDS).append((json.dumps(record) + "\n").encode())
 
     def _config_of(self, variant: str) -> Config:
@@ -327,6 +324,7 @@ class Study:
             "train_list": train_list,
             "train_path": config.data.train_path,
             "test_list": trials,
+            # The held-out speakers come from the training list.
             "test_path": config.data.train_path,
         }
         words = []
@@ -352,7 +350,7 @@ def _keys_in(settings: Settings) -> Iterator[str]:
         if isinstance(value, Mapping):
             yield from (f"{name}.{option}" for option in value)
         else:
-            # A plan may use the short names of the command line.
+            # A plan may use short names, which must be recognised as the options they stand for.
             yield ALIASES.get(name, name)
 
 

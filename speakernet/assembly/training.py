@@ -104,8 +104,7 @@ def build_loss(config: Config, num_classes: int) -> SpeakerLoss:
 
 def refuse_impossible(config: Config, net: SpeakerNet, device: torch.device) -> None:
     """Refuse options that contradict each other in training, or that this machine lacks."""
-    # From the options alone, then this machine, then this network: whatever comes first costs least
-    # to find out. Nothing here looks at data, so a run that cannot work ends within seconds.
+    # Nothing here reads data, so that an impossible run ends within seconds.
     if problems := [f"{key}: {message}" for key, message in training_problems(config)]:
         raise ConfigError("\n".join(problems))
     for tracker in config.training.trackers:
@@ -123,7 +122,7 @@ def refuse_impossible(config: Config, net: SpeakerNet, device: torch.device) -> 
         compiling.blocks_to_checkpoint(net)
     net.trunk.refuse_impossible(config.model.options)
     if config.runtime.compile == "on":
-        # Only if it was asked for: `auto` compiles where it can and says why not where it cannot.
+        # Only `on` is an error here: `auto` trains uncompiled and logs the obstacles.
         obstacles = "; ".join(compile_obstacles(config, net, device))
         if obstacles:
             raise ConfigError(

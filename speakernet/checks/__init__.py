@@ -51,7 +51,7 @@ def findings_for_rows(
     """A finding that counts `rows` as `noun` and names the first few; an empty list if there are no
     rows.
     """
-    # Checks append the result of this without asking, so "no rows" has to mean "no finding".
+    # Callers append the result unconditionally, so no rows must give no finding.
     if not len(rows):
         return []
     examples = tuple(name_of(int(row)) for row in rows[:MAX_NAMED])
@@ -73,7 +73,7 @@ def closing_line(findings: Iterable[Finding], *, has_data: bool = True) -> str:
     >>> closing_line([Finding("warning", "balance", "odd"), Finding("ok", "rate", "16000 Hz")])
     '1 warning: you can train'
     """
-    # The last line is what a hurried reader sees, so it must not promise more than was checked.
+    # Many read only the last line, so it must not promise more than was checked.
     levels = Counter(finding.level for finding in findings)
     counts = [counted(levels[level], level) for level in ("error", "warning") if levels[level]]
     conclusion = "you can train"
@@ -88,8 +88,7 @@ def table(findings: Iterable[Finding]) -> str:
     """The findings as text: level, check and message, with examples and advice on separate
     lines.
     """
-    # A finding takes two to five lines instead of a row: paths and advice are longer than any
-    # column.
+    # Examples and advice get lines of their own, because paths do not fit into columns.
     findings = list(findings)
     width = max([len(finding.check) for finding in findings] + [5])
     indent = " " * (width + 10)
@@ -105,7 +104,7 @@ def table(findings: Iterable[Finding]) -> str:
 
 def _wrap(start: str, text: str) -> list[str]:
     """The lines of a text that begins after `start`, where its further lines are indented to."""
-    # Paths are never broken, since people copy them.
+    # Long words are mostly paths, which people copy, so they are not broken.
     wrapper = textwrap.TextWrapper(
         TABLE_WIDTH,
         initial_indent=start,

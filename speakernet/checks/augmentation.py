@@ -16,7 +16,7 @@ def augmentation_findings(
     for check, path, open_files in checks:
         if not path or not options.enabled:
             continue
-        # The same functions that training calls, so that doctor cannot be of another opinion.
+        # The functions that training calls too, so the doctor accepts exactly what training does.
         try:
             files = open_files(path, sample_rate, is_fast=is_fast)
         except (ValueError, OSError) as error:

@@ -116,9 +116,9 @@ class _CheckedList(NamedTuple):
         return self.listed.recordings if isinstance(self.listed, TrialList) else self.listed.paths
 
 
-# All lists are read first, then checked against each other, then the audio is read, which takes
-# longest, and the machine comes last. A list that cannot be read is a finding and does not end the
-# others' checks: whoever repairs a corpus wants to see all that is wrong at once.
+# Lists, names and headers are checked before the samples, which take longest to read. A list that
+# cannot be read is a finding and does not end the other checks, so that one run of the doctor shows
+# everything that has to be repaired.
 def full_check(request: CheckRequest) -> list[Finding]:
     """Run every check that the request allows; defects of lists and files become findings, never
     exceptions.
@@ -148,7 +148,7 @@ def full_check(request: CheckRequest) -> list[Finding]:
     for trial_list, audio in trials:
         check = f"trial audio ({Path(trial_list.source).name})"
         checked.append(_CheckedList(trial_list, audio, check))
-    # The facts of each list are kept to the end, for recordings that two lists share.
+    # Kept to the end, to find recordings of the trials in the training audio.
     facts: dict[str, SampleFacts] = {}
     for item in checked:
         findings += _check_audio(item, request, facts)
@@ -182,7 +182,7 @@ def _read_training(
 ) -> tuple[TrainingList | None, AudioSource | None]:
     """The training list and its audio, or those of several corpora joined."""
     rate = request.sample_rate
-    # Several corpora are joined as in training, since only together they show speakers twice.
+    # Joined as in training: only the joined list shows one recording under speakers of two corpora.
     corpora = {}
     for name, (path, root) in request.corpora.items():
         listed = _read(path, read_training_list, f"training list {name}", findings)
@@ -220,7 +220,8 @@ def _check_audio(
 
 
 def _calibration_findings(fitted_on: TrialList, trials: TrialList) -> list[Finding]:
-    # By name: the two lists have folders or tables of speakers, but no recordings in common.
+    # Speakers are compared, not recordings: other recordings of the same people make thresholds
+    # optimistic too.
     shared = sorted(set(speakers_of(trials).names).intersection(speakers_of(fitted_on).names))
     if not shared:
         return []
@@ -237,13 +238,13 @@ def _shortcut_findings(
     if trials.labels is None or missing_kind(trials.labels):
         return []
     name = PurePath(trials.source).name
-    # With the samples read, loudness is known too; with --fast only what headers say.
     speakers = speakers_of(trials)
     quantities = []
     if speakers.sessions is not None:
         quantities.append(Quantity("session", speakers.sessions, is_category=True))
     if source is not None:
         table = source.lookup_table(trials.recordings)
+        # With --fast no samples are read, so loudness stays unknown.
         levels_db = np.full(len(table), np.nan)
         if facts is not None:
             readable = np.setdiff1d(np.arange(len(table)), list(table.problems))
@@ -275,8 +276,8 @@ def _read(
     """Read a list without its malformed rows, which together become one finding."""
     if path is None:
         return None
-    # The reader stops at the first bad row unless it is given a place to collect them. A table with
-    # a header line or a wrong separator has many, and ten examples show which mistake it is.
+    # Without this list the reader stops at the first bad row. A wrong separator makes many, and a
+    # few examples show which mistake it is.
     malformed: list[str] = []
     listed = None
     try:
@@ -295,7 +296,8 @@ def _open(
     root: str | Path | None, sample_rate: int, check: str, findings: list[Finding]
 ) -> AudioSource | None:
     try:
-        # A root may be a folder, a packed corpus, or an address.
+        # The root may also be a packed corpus or an address, so more can fail than a missing
+        # folder.
         return None if root is None else open_source(root, sample_rate, show_progress=True)
     except (ValueError, OSError) as error:
         findings.append(Finding("error", check, str(error)))
@@ -309,8 +311,8 @@ def machine_findings(save_path: Path, *, needs_ffmpeg: bool = False) -> Iterator
     computes = f"computes bf16 natively ({bf16})" if bf16 else "no native bf16"
     yield Finding("ok", "processor", f"{cpu_name()}; {computes}")
     path = save_path.absolute()
-    # The run's folder is usually not there yet; its nearest existing parent decides. Nothing is
-    # created by looking.
+    # The run's folder usually does not exist yet, and the doctor must not create it, so its nearest
+    # existing parent is checked.
     folder = next(place for place in (path, *path.parents) if place.exists())
     if not os.access(folder, os.W_OK):
         advice = "choose a different --training.save_path"
@@ -345,8 +347,8 @@ def _space_finding(check: str, folder: Path, min_bytes: int, advice: str) -> Fin
 def _gpu_finding() -> Finding:
     facts = gpu_facts()
     if not facts:
-        # A GPU that torch cannot use (a CPU build, an old driver) is easily overlooked: training
-        # works, but slowly.
+        # A GPU that torch cannot use (CPU build, old driver) is easily overlooked, because training
+        # works without it, only slowly.
         problem, advice = unusable_gpu()
         if problem:
             return Finding("warning", "GPU", problem, advice)
@@ -360,8 +362,8 @@ def _gpu_finding() -> Finding:
 @functools.cache
 def _torch_pair() -> Finding:
     """Whether torchaudio loads, tried in another process, because a mismatched pair may crash."""
-    # In another process, because a library built for another torch may end this one with a crash
-    # that no `try` can catch. Once per process, since it takes seconds.
+    # A crash of a library built for another torch cannot be caught by `try`. Cached, because the
+    # import takes seconds.
     versions = [
         f"{package} {version_of(package) or '(not installed)'}"
         for package in ("torch", "torchaudio")
@@ -377,7 +379,7 @@ def _torch_pair() -> Finding:
         return Finding("warning", "torch", slow)
     if outcome.returncode == 0:
         return Finding("ok", "torch", message)
-    # The last line of a traceback names the error; a crash leaves no line, so its status is shown.
+    # The last line of a traceback names the error. A crash leaves no line, only its exit status.
     lines = [f"exit status {outcome.returncode}", *outcome.stderr.strip().splitlines()]
     advice = f"install a matching pair: {TORCH_PAIR}"
     return Finding("error", "torch", f"{message}: torchaudio does not load ({lines[-1]})", advice)

@@ -97,7 +97,7 @@ def read_facts(
                 facts.problems[row] = str(error)
         return len(rows)
 
-    # Several rows for each task, since handing over a task costs more than reading a short file.
+    # Several rows per task, because handing over a task may cost more than reading a short file.
     tasks = (
         range(first, min(first + ROWS_PER_TASK, num_rows))
         for first in range(0, num_rows, ROWS_PER_TASK)
@@ -112,8 +112,8 @@ def _read_row(source: AudioSource, facts: SampleFacts, row: int) -> None:
     power = 0.0
     num_clipped = 0
     num_samples = 0
-    # Eight bytes are enough: among a million recordings the chance of any two equal hashes is one
-    # in forty million.
+    # Eight bytes are enough: in a million recordings, the chance that any two different ones have
+    # equal hashes is one in forty million.
     digest = hashlib.blake2b(digest_size=8)
     for block in source.blocks(name, SAMPLES_AT_ONCE):
         if num_samples == 0:
@@ -142,15 +142,15 @@ def shape_of_beginning(samples: np.ndarray, sample_rate: int) -> np.ndarray:
     if not count:
         return levels
     frames = samples[: count * frame_samples].reshape(count, frame_samples)
-    # Levels of bands, because every coding keeps them: it may change phase, delay and every single
-    # sample, but a listener would notice other levels.
+    # Levels of bands survive coding, which may change delay, phase and every sample: listeners
+    # would notice other levels.
     powers = (
         np.abs(np.fft.rfft(frames * np.hanning(frame_samples).astype(np.float32))) ** 2
     )  # (frames, bins)
     hz = np.fft.rfftfreq(frame_samples, 1 / sample_rate)
     in_band = np.array([(hz >= low) & (hz < high) for low, high in BANDS_HZ], dtype=np.float32)
     decibels = 10 * np.log10(in_band @ powers.T + 1e-12)  # (bands, frames)
-    # Relative to the loudest frame, so that a copy may be quieter.
+    # Relative to the loudest frame, so that a quieter copy is still recognised.
     shares = np.clip(1 + (decibels - decibels.max()) / LEVEL_RANGE_DB, 0, 1)
     levels[:, :count] = 1 + np.rint(254 * shares)
     return levels
@@ -203,8 +203,7 @@ def are_copies(facts: SampleFacts, first: np.ndarray, second: np.ndarray) -> np.
     """Whether pairs of rows are one recording in two formats, bool (pairs,); equal samples do not
     count.
     """
-    # Comparing shapes takes long, and a speaker with a thousand recordings has half a million
-    # pairs; lengths rule out nearly all of them first.
+    # Comparing shapes is slow, and different lengths rule out nearly all pairs first.
     is_near = np.abs(facts.seconds[first] - facts.seconds[second]) <= COPY_SECONDS
     pairs = np.flatnonzero(is_near & (facts.hashes[first] != facts.hashes[second]))
     is_copy = np.zeros(len(first), dtype=bool)
@@ -224,8 +223,7 @@ def copies_of_speakers(facts: SampleFacts, labels: np.ndarray) -> np.ndarray:
         first = order[:-distance]
         second = order[distance:]
         is_near = facts.seconds[second] - facts.seconds[first] <= COPY_SECONDS
-        # Recordings of similar length are neighbours in this order, so comparing with ever more
-        # distant neighbours ends as soon as none of them is near enough.
+        # If no neighbour at this distance is near enough, none further away can be.
         near = np.flatnonzero(is_near & (labels[first] == labels[second]))
         if not len(near):
             break
@@ -326,7 +324,7 @@ def trial_findings(
     if trials.labels is None:
         return []
     trials, _ = trials.by_recording()
-    # The list numbers its names, the facts number what could be read.
+    # Rows of the facts differ from those of the list, because unreadable files have none.
     row_of_name = np.full(len(trials.names), -1)
     row_of_name[rows] = np.arange(len(rows))
     # Only trials of which both sides were read.
@@ -354,7 +352,7 @@ def trial_findings(
 
 def shared_findings(known: SampleFacts, facts: SampleFacts, check: str) -> list[Finding]:
     """Recordings of a trial list that are in the training list too, under any name."""
-    # By sound and not by name, since the same recording under two names is what nobody sees.
+    # Compared by samples, because names do not show that a recording is in both lists.
     rows_of_hash = {}
     for row in np.flatnonzero(known.rms >= SILENT_RMS).tolist():
         rows_of_hash[int(known.hashes[row])] = row

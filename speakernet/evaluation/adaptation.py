@@ -43,8 +43,8 @@ class Transform:
         """Map the network's embeddings (utterances, dim) to adapted ones of unit length,
         float32.
         """
-        # The maps are applied in float64 here and in float32 in the network; whitening divides by
-        # small deviations, which would magnify the rounding of float32 while fitting.
+        # In float64, because whitening divides by small deviations, which magnifies rounding errors
+        # of float32.
         rows = np.asarray(embeddings, dtype=np.float64)
         for number, (matrix, offset) in enumerate(self.maps):
             rows = (_units(rows) if number else rows) @ matrix.T + offset
@@ -91,10 +91,8 @@ class Covariances:
         Source: wespeaker's `adapt_plda`; Kaldi's PldaUnsupervisedAdaptor gives 0.7 to the one
         between speakers.
         """
-        # What the other domain's model does not explain of the new recordings is excess variance.
-        # Without labels nobody knows whether it comes from voices or from channels, so each
-        # covariance gets half. Kaldi gives 0.7 to the one between speakers; on telephone calls
-        # neither helped (docs/experiments.md).
+        # Excess variance is what this model does not explain of the new recordings. Without labels
+        # it may come from voices or from channels, so each covariance gets half.
         total = self.between + self.within
         variances, directions = eigh(np.cov(rows.T), total)
         # Columns of the inverse transpose; over all of them, total = basis basis^T.
@@ -104,9 +102,8 @@ class Covariances:
 
     def plda(self, dim: int | None = None) -> tuple[tuple[np.ndarray, np.ndarray], Plda]:
         """The map to the `dim` directions that separate speakers best, and PLDA in that space."""
-        # The generalised eigenvectors make the covariance within speakers the identity and the one
-        # between speakers diagonal at once, so that scoring is a sum over dimensions instead of a
-        # product of matrices.
+        # Generalised eigenvectors make the covariance within speakers the identity and the one
+        # between speakers diagonal, so that a score is a sum over dimensions.
         variances, directions = eigh(self.between, self.within)
         matrix = directions[:, ::-1][:, :dim].T
         variances = np.maximum(variances[::-1][:dim], 0.0)

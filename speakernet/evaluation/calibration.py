@@ -69,8 +69,7 @@ class AffineCalibration:
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
         """Log-likelihood ratios for scores (trials,) or inputs (trials, inputs)."""
-        # In float64, although scores are float32: weights of a cosine are around 20, and a
-        # log-likelihood ratio is compared with thresholds that were fitted in float64.
+        # In float64, although scores are float32, because thresholds are fitted in float64.
         return columns_of(inputs, self.inputs) @ self.weights + self.offset
 
     def to_dict(self) -> AffineFit:
@@ -81,8 +80,7 @@ class AffineCalibration:
             "offset": float(self.offset),
             "prior": float(self.prior),
         }
-        # Left out where it says nothing, so that files look like those of versions that did not
-        # know it.
+        # Left out if there is no limit, so that such files look like those of earlier versions.
         if self.seconds != ANY_SECONDS:
             fit["seconds"] = list(self.seconds)
         return fit
@@ -91,7 +89,7 @@ class AffineCalibration:
     def from_dict(cls, values: Mapping[str, Any]) -> "AffineCalibration":
         """Read what `to_dict` returned."""
         weights = np.array(values["weights"], dtype=np.float64)
-        # Versions before durations wrote no range. Nothing is clipped for those.
+        # Earlier versions wrote no range; their durations are not clipped.
         low, high = values.get("seconds", ANY_SECONDS)
         inputs = tuple(values["inputs"])
         return cls(weights, float(values["offset"]), inputs, float(values["prior"]), (low, high))
@@ -145,7 +143,7 @@ def quality_columns(
         low, high = np.sort([values[measure][enrol], values[measure][test]], axis=0).astype(
             np.float64
         )
-        # A silent recording has a duration of 0, whose logarithm is minus infinity.
+        # A duration or magnitude of 0 has no finite logarithm.
         least = np.maximum([low, high], SMALLEST)
         small, large = np.log(least) if measure in LOGGED else (low, high)
         # Clipped to -1..1: the mean score against a cohort may be near zero or negative.
@@ -182,7 +180,7 @@ def threshold_name(rate: float) -> str:
     >>> threshold_name(0.001)
     'far_0.1%'
     """
-    # The name is the key in model files and on the command line, so it must not change.
+    # Model files and command lines contain these names, so they must not change.
     return f"{RATE_PREFIX}{100 * rate:g}%"
 
 
@@ -196,7 +194,7 @@ def false_accept_rate_of(name: str) -> float | None:
         percent = float(name.removeprefix(RATE_PREFIX).removesuffix("%"))
     except ValueError:
         return None
-    # Rounded, because 0.1 / 100 is not the same number as 0.001.
+    # Rounded, because dividing the percentage does not always give back the same number.
     return round(percent / 100, 12) if name.startswith(RATE_PREFIX) else None
 
 

@@ -75,10 +75,8 @@ class CutTrials:
 
 # In use the enrolment is often long and the test a few words, but calibration lists hold whole
 # recordings. So copies of the list's recordings are cut to the lengths of tests, and each pair of
-# the list is scored with the test cut, with the enrolment cut and with both. All of these are
-# fitted; how the test side does at each length is reported, because that is what a user meets.
-# Outside these durations the fit has seen nothing, and a slope that depends on a logarithm would go
-# on growing. Shorter and longer recordings therefore count as the nearest that were seen.
+# the list is scored with the test cut, with the enrolment cut and with both. The fit uses all of
+# these, but figures are reported by the length of the test side, since that is what varies in use.
 def cut_trials(
     embedder: Embedder,
     backend: Backend,
@@ -107,7 +105,7 @@ def cut_trials(
     recordings = [everything]
     pairs = [_some_pairs(random, trials, everything, everything, WHOLE)]
     for length in CUT_SECONDS:
-        # Only recordings that are longer: the others are not changed by cutting.
+        # Cutting does not change recordings that are no longer than this.
         rows = np.sort(random.permutation(np.flatnonzero(whole > length))[:MAX_CUTS])
         if not len(rows):
             continue
@@ -135,6 +133,8 @@ def cut_trials(
         labels=labels,
     )
     scores, _, _ = backend.score(np.concatenate(tables), joined)
+    # Outside these durations the fit has seen nothing, and the logarithm would change the slope
+    # further and further, so other recordings count as the nearest length.
     limits = CUT_SECONDS[0], float(max(CUT_SECONDS[0], np.quantile(whole, LONGEST_QUANTILE)))
     values = {DURATION: np.concatenate(seconds)}
     columns = quality_columns(BY_DURATION, scores, values, enrol, test, limits)
@@ -223,8 +223,8 @@ def compare_left_out(
 
 def helps(lengths: Sequence[LengthFigures] | None) -> bool:
     """Whether durations lower Cllr over all lengths."""
-    # Cllr and not the EER: durations hardly change the order of pairs of equal length, but they
-    # change how sure a decision may be.
+    # Cllr and not the EER, because durations hardly change the order of pairs of equal length; they
+    # change how much a score means.
     return lengths is not None and bool(lengths[-1].cllr[1] < lengths[-1].cllr[0])
 
 
@@ -240,8 +240,8 @@ def _compare_folds(cut: CutTrials, folds: np.ndarray, prior: float) -> list[Leng
         is_fitted = (folds != fold).all(axis=0)
         if missing_kind(labels[is_fitted & is_whole]):
             return None
-        # The score alone is fitted on whole recordings, as it would be without durations; with
-        # durations the fit sees all lengths. Both are tested on the same pairs.
+        # Without durations a calibration is fitted on whole recordings only, so the score alone is
+        # too. Both fits are tested on the same pairs.
         ways = [(1, SCORE_ONLY, is_fitted & is_whole), (len(BY_DURATION), BY_DURATION, is_fitted)]
         for way, (num_inputs, names, rows) in enumerate(ways):
             columns = cut.columns[:, :num_inputs]

@@ -184,13 +184,11 @@ def batches_of(
     """
     batch: list[Item] = []
     longest = 0
-    # Padding is wasted work and memory. Items of similar length share a batch, so little is padded,
-    # but one recording of a minute among short ones would multiply it: the budget ends the batch
-    # first.
+    # Short recordings that share a batch with one of a minute would be padded to a minute each, so
+    # a budget of padded audio ends the batch first.
     budget = int(batch_size * MAX_BATCH_SECONDS_EACH * sample_rate)
     for item, samples, is_window in items:
         width = usual_width(samples) if has_few_shapes else samples
-        # Memory holds the padded audio, so one long recording can fill a batch.
         most = min(batch_size, max(1, budget // max(longest, width)))
         most = 1 << (most.bit_length() - 1) if has_few_shapes else most
         # Each one-minute window is a batch by itself: four of them needed a gigabyte with CAM++.
@@ -219,8 +217,8 @@ def padded(waveforms: list[np.ndarray], shape: tuple[int, int] = (0, 0)) -> tupl
     rows are silent.
     """
     lengths = [len(waveform) for waveform in waveforms]
-    # An accelerator prepares its kernels for each shape, so the last batch of a kind is filled up
-    # with silence instead of getting a shape of its own. The caller drops those rows.
+    # An accelerator prepares kernels for each shape, so a smaller batch is filled up with silent
+    # rows, which the caller drops.
     rows = max(shape[0], len(waveforms))
     samples = max(shape[1], *lengths)
     table = np.zeros((rows, samples), dtype=np.float32)
@@ -330,8 +328,8 @@ def embed_utterances(
         utterance counts as one crop.
     """
     table = names if isinstance(names, StringTable) else StringTable.from_strings(names)
-    # From here on the plan depends on lengths alone, and lengths come from headers; no audio has
-    # been read yet.
+    # Batches are planned from lengths alone. Those come from headers, so no audio has to be read
+    # first, unless only speech is embedded.
     source = as_heard(source, options)
     num_threads = reader_threads(options)
     lengths = checked_lengths(source, table, num_threads)
@@ -364,7 +362,7 @@ def embed_utterances(
             if was_stopped:
                 break
     embedded_here = np.concatenate(parts) if parts else None
-    # All ranks meet here, stopped or not; one that left early would leave the others waiting.
+    # A rank that stopped still takes part, otherwise the others would wait for it forever.
     gathered = distributed.gather_objects((was_stopped, embedded_here, levels_db))
     if any(stopped for stopped, _, _ in gathered):
         raise Stopped
@@ -423,7 +421,7 @@ def _in_evaluation_mode(net: "EmbeddingNet") -> Iterator[None]:
 
 def _batches_of_this_rank(plan: Plan) -> range:
     """Adjacent batches, with about the same amount of audio on every rank."""
-    # By padded samples, not by batches: the last batches hold the longest recordings.
+    # Not the same number of batches, because the last ones hold the longest recordings.
     done = np.concatenate([[0], np.cumsum(plan.shapes.prod(axis=1))])
     rank = distributed.rank()
     world_size = distributed.world_size()
@@ -434,8 +432,8 @@ def _batches_of_this_rank(plan: Plan) -> range:
 
 def _by_utterance(embeddings: np.ndarray, plan: Plan, cut: Cut, num_utterances: int) -> np.ndarray:
     """From waveforms (waveforms, dim) to utterances (utterances, crops, dim)."""
-    # Windows of a long recording are averaged with equal weights, since they are equally long;
-    # equal crops were embedded once and are repeated here.
+    # Windows of a long recording are equally long, so their mean needs no weights. Equal crops were
+    # embedded only once.
     values = np.zeros((num_utterances, cut.num_crops, embeddings.shape[1]), dtype=np.float32)
     if not cut.length:
         for stretch, embedding in zip(plan.stretches, embeddings, strict=True):
@@ -476,6 +474,7 @@ def _read_batches(
     pieces = _read_ahead(pool, read, stretches)
     # The position of each waveform in its stretch.
     index = np.arange(len(plan.stretch_of)) - np.searchsorted(plan.stretch_of, plan.stretch_of)
+    # Waveforms of a stretch are adjacent, so only one stretch has to be held at a time.
     current = -1
     piece = np.empty(0)
     for batch in batches:
@@ -493,6 +492,8 @@ def _read_ahead(
     pool: ThreadPoolExecutor, read: Callable[[Stretch], np.ndarray], stretches: Sequence[Stretch]
 ) -> Iterator[np.ndarray]:
     """The waveforms of each stretch, in order; a bounded number of stretches and samples waits."""
+    # Bounded, because files may be read faster than the network computes, and would fill the
+    # memory.
     to_come = collections.deque(stretches)
     waiting: collections.deque[tuple[int, Future[np.ndarray]]] = collections.deque()
     while to_come or waiting:
@@ -595,6 +596,7 @@ class Embedder:
             embeddings = self.embed_with(
                 self.net, source, names, options, self.forward, description=description
             )
+        # Every rank has all embeddings, but only one may write the file.
         if self.stores and distributed.is_main():
             save_embeddings(self.stores[0] / path, key, names, Kept(embeddings, levels_db))
         return embeddings, False
@@ -635,8 +637,10 @@ def one_pass(
         key = id(source), options.embedding
         if key not in kept or id(names) not in kept[key][0]:
             tables = [table for table, its_source in lists if its_source is source]
+            # Earlier lists were embedded already or found in a store.
             while tables and tables[0] is not names:
                 del tables[0]
+            # No later list shares this audio.
             if len(tables) < 2:
                 return embed_utterances(
                     net, source, names, options, forward, description=description
@@ -673,6 +677,7 @@ def weights_digest(weights: Mapping[str, torch.Tensor]) -> str:
     for name in sorted(weights):
         value = weights[name].detach().cpu().contiguous()
         digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+        # As bytes, because numpy has no bf16.
         digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
@@ -712,6 +717,7 @@ def load_embeddings(path: Path, key: str) -> Kept | None:
             values = Kept(kept["embeddings"], kept.get("levels_db", math.nan))
             return values if str(kept["key"]) == key else None
     except FileError as error:
+        # Not an error, because the embeddings can be computed again.
         logger.warning("%s; embedding again", error)
         return None
 

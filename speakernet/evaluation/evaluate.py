@@ -85,28 +85,26 @@ def evaluate(
     options = backend.options
     begin = time.perf_counter()
     scored = score_trials(embedder, backend, trials, source)
-    # Embedding is the slow part, hours on a large list; all that follows takes seconds. What can be
-    # refused was refused before.
     llrs = None
     notes = []
     if calibration is not None and calibration.inputs == SCORE_ONLY:
         llrs = calibration.apply(scored.scores)
     elif calibration is not None:
-        # Quality measures must be of the samples that were embedded: if only speech was, seconds of
-        # silence do not count.
+        # Measures must describe what was embedded: if only speech was, silence does not count as
+        # duration.
         heard = as_heard(source, embedder.options)
         inputs = calibration_inputs(calibration.inputs, scored, trials, heard, calibration.seconds)
         llrs = calibration.apply(inputs)
         if not why_no_error_rate(trials):
             # With quality measures, ratios rank the trials differently than scores.
+            # They are only a note, so no time is spent on intervals.
             plain = options.model_copy(update={"bootstrap_samples": 0})
             by_ratio = figures(trials, llrs, speakers, plain, seed)
             notes = [f"{BY_QUALITY}: {headline_sentence(by_ratio)}"]
     start = time.perf_counter()
     results = figures(trials, scored.scores, speakers, options, seed, llrs)
     seconds = {**scored.seconds, "figures": time.perf_counter() - start}
-    # The name alone says little, since many lists are called `trials.txt`; the checksum says which
-    # one.
+    # With a checksum, since many lists are called `trials.txt`.
     listed = [{"role": "trials", "name": Path(trials.source).name, "sha256": trials.sha256}]
     if models := trials.models:
         name = Path(models.source).name
@@ -120,7 +118,7 @@ def evaluate(
         seconds=time.perf_counter() - begin,
         warnings=notes,
     )
-    # For the report's hardest trials, where a short recording is often the reason.
+    # For the report's hardest trials, which often have a short recording.
     durations = trials.mean(source.lookup_table(trials.recordings).seconds)
     return Evaluation(trials, scored.scores, results, llrs, scored.units, speakers, durations)
 
@@ -137,12 +135,14 @@ def score_trials(
     for mode in modes_of(embedder.options):
         start = time.perf_counter()
         embeddings[mode], was_kept = embedder.embed(trials.recordings, source, mode, stem)
+        # Apart, because the time to read kept embeddings says nothing about the speed of the
+        # network.
         name = KEPT_EMBEDDINGS if was_kept else EMBEDDING
         seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
     start = time.perf_counter()
-    # A model with several recordings is scored in one of two ways: by the mean of its embeddings,
-    # one score for each trial, or by one score for each of its recordings, which are averaged after
-    # any normalisation.
+    # A model with several recordings is scored by the mean of its embeddings, or by the mean of its
+    # recordings' scores. Scores are averaged after normalisation, which is defined for pairs of
+    # recordings.
     if backend.options.enrolment == "scores":
         scored = [_mean_scores(backend, table, trials) for table in embeddings.values()]
     else:
@@ -150,7 +150,7 @@ def score_trials(
     seconds["scoring"] = time.perf_counter() - start
     scores, units, cohort_mean = scored[0]
     if len(scored) > 1:
-        # Both modes give cosines, so their mean needs no weights.
+        # Both modes give scores on the same scale, so their mean needs no weights.
         scores = np.mean([scores, scored[1][0]], axis=0)
     return Scored(scores, embeddings, units, cohort_mean, seconds)
 
@@ -161,7 +161,7 @@ def _mean_scores(
     """As `Backend.score`, with each trial's mean score over the recordings of its model."""
     pairs, trial_of = trials.by_recording()
     scores, units, cohort_mean = backend.score(table, pairs)
-    # Every trial has at least one recording on each side, so no count is zero.
+    # No count is zero, because every trial has a recording on each side.
     means = np.bincount(trial_of, scores) / np.bincount(trial_of)
     if cohort_mean is not None:
         cohort_mean = trials.mean(cohort_mean)
@@ -236,8 +236,8 @@ def fit_for_verifying(
     if reason := why_no_error_rate(trials):
         # Checked before embedding, which may take hours.
         raise ValueError(f"cannot calibrate: {reason}")
-    # Whatever the options of the evaluation are, `verify` embeds whole recordings cut to their
-    # speech in float32, and a threshold holds only for scores made in the same way.
+    # `verify` embeds like this whatever the options of the evaluation are, and a threshold holds
+    # only for scores made in the same way.
     options = embedder.options.model_copy(update={"embedding": "whole", "speech": "detected"})
     in_float32 = replace(embedder.forward, autocast=contextlib.nullcontext)
     embedder = replace(embedder, options=options, forward=in_float32, precision="no")
@@ -263,8 +263,7 @@ def fit_for_verifying(
             fits[0].refused.append(TOO_FEW_SPEAKERS)
     several = several_of_list(scored.units, speakers.ids, trials, backend.plda)
     notes = [] if several else [MEAN_SCORES]
-    # How scores of several recordings vary is a property of the embeddings, not of a fit, but each
-    # fit carries it, because a decision reads one fit only.
+    # All fits get the same values for several recordings, because a decision reads only one fit.
     fits = [replace(fit, several=several, refused=fit.refused + notes) for fit in fits]
     return fits, scored.scores
 

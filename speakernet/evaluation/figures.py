@@ -144,7 +144,6 @@ def speakers_of_half_the_targets(trials: TrialList, speakers: Speakers) -> int:
     """The smallest number of speakers who have at least half of a list's target trials."""
     assert trials.labels is not None, "only labelled trials have targets"
     counts = np.bincount(speakers.ids[trials.enrol[trials.labels == 1]])
-    # The speakers with the most targets first.
     of_most = np.cumsum(np.sort(counts)[::-1])
     return 1 + int(np.searchsorted(of_most, of_most[-1] / 2))
 
@@ -200,7 +199,7 @@ def cautions(results: Results) -> list[str]:
             f"{number:,} of {num_targets:,} target trials pair recordings of one session, whose "
             "shared microphone and room make the error rate optimistic"
         )
-    # Unknown is not the same as none: most trial lists do not tell.
+    # Unknown is not zero: most trial lists do not name sessions.
     if num_targets and results.num_same_session_targets is None:
         sentences.append(
             "the list does not show which recordings share a session; if same-speaker pairs come "
@@ -326,7 +325,6 @@ class SpeakerBootstrap:
         ]
         note = speakers_note(self.num_speakers)
         if num_draws and intervals[0] is None:
-            # For example, without a single error; then there is nothing to draw an interval from.
             note = "no interval: every draw of speakers gives the same error rate"
         return Results(
             self.num_trials,
@@ -396,8 +394,7 @@ def _draw(systems: Sequence[SpeakerBootstrap], num_draws: int, seed: int) -> np.
     with Bar("intervals", num_draws, "draw", is_shown=num_draws * num_trials > SHOWN_WORK) as bar:
         for draw in bar.over(range(num_draws)):
             # Keyed by the draw: all systems get the same speakers, and more draws extend fewer.
-            # As many as there are, with replacement: some speakers count twice or three times,
-            # about a third not at all.
+            # As many speakers as the list has, with replacement, as the bootstrap requires.
             chosen = numpy_generator(seed, STREAM, draw).integers(0, num_speakers, num_speakers)
             counts = np.bincount(chosen, minlength=num_speakers)
             figures = [system.figures(counts) for system in systems]
@@ -507,8 +504,7 @@ def over_seeds(first: np.ndarray, second: np.ndarray, *, is_paired: bool) -> tup
     # Late: it takes over a second to import, and few comparisons have several runs.
     from scipy.stats import ttest_ind, ttest_rel
 
-    # With three seeds the interval is wide, and that is right: three runs say little. Welch's test,
-    # since nothing says that two configurations vary equally from seed to seed.
+    # Welch's test, because two configurations need not vary equally from seed to seed.
     test = ttest_rel(second, first) if is_paired else ttest_ind(second, first, equal_var=False)
     low, high = test.confidence_interval(LEVEL_PERCENT / 100)
     return (float(low), float(high)), float(test.pvalue)
@@ -523,7 +519,7 @@ def p_value_of(draws: np.ndarray) -> float:
     """
     if not len(draws):
         return 1.0
-    # Draws at exactly zero count on both sides, so equal systems have a p-value of 1.
+    # Draws of exactly zero count on both sides, so that equal systems have a p-value of 1.
     return min(1.0, 2 * float(min(np.mean(draws <= 0), np.mean(draws >= 0))))
 
 
@@ -619,11 +615,13 @@ def compare_scores(
         for number, value in enumerate(values.tolist()):
             before, after = figures_of[0][:, number], of_runs[:, number]
             of_seeds, p_value = over_seeds(before, after, is_paired=is_paired)
+            # The larger, because a difference has to be significant both over seeds and over
+            # speakers.
             p_value = max(p_value, p_value_of(draws[:, number]))
             interval = interval_of(draws[:, number])
             row.append(Difference(value, interval, note, of_seeds, p_value, len(systems) - 1))
         differences.append(row)
-    # The more systems are compared with the first, the likelier one of them seems better by luck.
+    # The more systems are compared, the more likely one of them seems better by chance.
     for number in range(1 + len(points)):
         p_values = holm([row[number].p_value for row in differences])
         for row, p_value in zip(differences, p_values, strict=True):
@@ -648,7 +646,7 @@ def short_names(paths: Sequence[str]) -> list[str]:
     heads = [path.replace("\\", "/").rstrip("/").split("/") for path in paths]
     while all(heads) and len({parts[-1] for parts in heads}) == 1:
         heads = [parts[:-1] for parts in heads]
-    # One part is enough for `exps/a` and `exps/b`; runs of several seeds need two.
+    # As few parts as possible: one tells `exps/a` from `exps/b`, runs of several seeds need two.
     for depth in range(1, max(map(len, heads)) + 1):
         names = ["/".join(parts[-depth:]) or "." for parts in heads]
         if len(set(names)) == len(names):

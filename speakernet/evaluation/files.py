@@ -95,8 +95,7 @@ def find_scores(path: Path, trials: TrialList) -> tuple[Path, np.ndarray]:
         return path, scores_for(trials, path)
     evaluations = sorted((path / EVALUATIONS).glob(f"*/{SCORES}"))
     # A run folder has the scores of its own test list, and below eval/ those of other lists, in
-    # folders named after them. The run's own scores come first, although they may be of another
-    # list: whether they fit is seen only by matching the pairs.
+    # folders named after them. Only matching the pairs shows which of them belong to this list.
     candidates = [path / SCORES, evaluation_folder(path, trials.source) / SCORES]
     # A list of data.test_lists has a folder with its name there; results identify it by checksum.
     for file in evaluations:
@@ -109,7 +108,7 @@ def find_scores(path: Path, trials: TrialList) -> tuple[Path, np.ndarray]:
         try:
             return file, scores_for(trials, file)
         except ListError as error:
-            # The run's own scores may belong to another list, and those of this one be under eval/.
+            # Not an error yet, because a later candidate may be the right one.
             refused = error
     names = ", ".join(file.parent.name for file in evaluations) or "none"
     raise refused or ListError(
@@ -126,8 +125,8 @@ def read_scores(path: str | Path) -> tuple[TrialList, np.ndarray]:
         float64; higher means more alike.
     """
     file = ListFile(path, kind=f"a score file with lines {FORM}, or the folder of a run")
-    # Names become numbers as they are read: a list of ten million trials has a few hundred thousand
-    # names, and keeping two strings for each line would take gigabytes.
+    # Names become numbers at once, because two strings for each of ten million lines would take
+    # gigabytes.
     rows = numbers()
     pairs: list[int] = []
     scores: list[float] = []
@@ -145,12 +144,11 @@ def read_scores(path: str | Path) -> tuple[TrialList, np.ndarray]:
         except (ValueError, KeyError):
             file.expected(number, FORM, line)
         pairs += rows[fields[0]], rows[fields[1]]
-    # An empty file would otherwise be matched with an empty list and give figures of nothing.
+    # Otherwise an empty file would be reported as one that lacks every pair of the list.
     if not pairs:
         raise ListError(f"{path}: no scores; expected lines {FORM}")
-    # Copied, so that each side is contiguous; the columns of a table would be read with gaps.
+    # Copied, because columns of a table are not contiguous in memory.
     enrol, test = np.array(pairs, dtype=np.int32).reshape(-1, 2).T.copy()
-    # Labels on some lines only are as good as none.
     labels = np.array(kinds, dtype=np.int8) if len(kinds) == len(enrol) else None
     names = StringTable.from_bytes(rows)
     trials = TrialList(names, enrol, test, labels, str(path), sha256_of(path))
@@ -202,11 +200,9 @@ def _rows_of(ours: TrialList, theirs: TrialList) -> np.ndarray:
         and np.array_equal(ours.test, theirs.test)
     ):
         return np.arange(len(ours))
-    # Another tool may write its scores in any order, and may number names differently. Both lists
-    # are sorted by a number for each pair; if they hold the same pairs equally often, the sorted
-    # numbers are equal, and places in one order translate into places in the other. A pair has a
-    # direction: the score of b against a is not taken for that of a against b, since some methods
-    # are not symmetric.
+    # Another tool may write its scores in any order. Each pair gets a number, and both lists are
+    # sorted by it: if they have the same pairs equally often, the sorted numbers are equal. A score
+    # of b against a is not used for a against b, because some methods are not symmetric.
     known = NameIndex(ours.names).find(theirs.names)
     enrol = known[theirs.enrol]
     test = known[theirs.test]
@@ -266,10 +262,10 @@ class Decisions:
     def row(self, number: int) -> list[str]:
         """The columns of one trial."""
         score = float(self.scores[number])
-        # Words instead of 0 and 1, since a reader cannot know which of them accepts.
         columns = [*self.trials.pair(number), f"{score:{SCORE_FORMAT}}"]
         if self.llrs is not None:
             columns.append(f"{self.llrs[number]:{SCORE_FORMAT}}")
+        # Words, because 0 and 1 do not show which of them accepts.
         for limit in self.thresholds:
             columns.append("accept" if score >= limit["threshold"] else "refuse")
         return columns
@@ -284,7 +280,6 @@ class Decisions:
                 f"{number:,} of {total} accepted at threshold {limit['threshold']:.4f} "
                 f"({described(limit)})"
             )
-        # What is missing is named together with the command that makes it.
         if not self.thresholds:
             sentences.append("no decisions: this scoring method has no threshold")
         if self.llrs is None:
@@ -351,8 +346,8 @@ class Evaluation:
         """Decisions on each trial; None if there are error rates."""
         if self.results.eer_percent is not None:
             return None
-        # With labels the error rates say more than a decision on each trial; without any, or with
-        # labels of one kind, decisions are all there is.
+        # Without labels, or with those of one kind, there are no error rates, so each decision is
+        # shown instead.
         return Decisions(self.trials, self.scores, self.llrs, self.results.thresholds or ())
 
     def lines(self, digits: int = 2) -> list[str]:
@@ -387,7 +382,7 @@ class RunData:
         """Decisions on each trial; None if there are error rates or no scores."""
         if self.results.is_empty or self.trials is None or self.scores is None:
             return None
-        # By way of `Evaluation`, so that a page made again from files decides as the first one did.
+        # Through `Evaluation`, so that a page rebuilt from files shows the same decisions.
         llrs = self.arrays.get("llrs")
         return Evaluation(self.trials, self.scores, self.results, llrs).decisions
 
@@ -401,7 +396,7 @@ class RunData:
     @property
     def list_name(self) -> str:
         """The name of the scored list."""
-        # Results of earlier versions name no list; the score file at least has a name.
+        # Results of earlier versions do not name the list.
         name = self.results.list_name()
         if not name and self.trials is not None:
             name = Path(self.trials.source).name
@@ -435,7 +430,7 @@ def read_run(folder: str | Path, evaluation: Evaluation | None = None) -> RunDat
             "evaluation"
         )
     config = ""
-    # The folder's own configuration wins if both exist.
+    # The folder's own configuration is read last and so replaces that of the run.
     for path in (run_folder / CONFIG, folder / CONFIG):
         if path.is_file():
             with reading(path, "a configuration in UTF-8"), open_text(path) as file:
@@ -455,8 +450,7 @@ def _with_arrays(run: RunData, evaluation: Evaluation) -> RunData:
     if evaluation.durations is not None:
         arrays["durations"] = evaluation.durations
     if trials.models is not None:
-        # 0 for tests, whose names are those of files.
-        # How many recordings an enrolment stands for, for the cells of the hardest trials.
+        # Shown among the hardest trials; 0 for tests, whose names are those of files.
         counts = trials.models.counts
         counts[trials.test] = 0
         arrays["num_recordings"] = counts
@@ -480,8 +474,8 @@ def _with_kept_arrays(run: RunData) -> RunData:
     if not (folder / SCORES).is_file():
         return run
     trials, scores = read_scores(folder / SCORES)
-    # A score file has no labels. They are in the arrays, which are damaged or gone if their number
-    # differs from that of the scores.
+    # Our score files have no labels; those are in the arrays, which belong to other scores if their
+    # number differs.
     labels = arrays.get("labels")
     if labels is None or labels.shape != scores.shape:
         labels = None
@@ -494,8 +488,8 @@ def metrics_of_stages(folder: Path) -> list[dict[str, Any]]:
     """The records of a run; epochs and steps of a later stage continue those of the previous
     one.
     """
-    # Each stage counts its epochs and steps from 0 in a file of its own. The curves of a report
-    # show the whole training, so later stages are moved behind the earlier ones.
+    # Each stage counts from 0 in a file of its own, but a report shows the whole training as one
+    # curve.
     metrics = _read_metrics(folder / METRICS)
     for path in later_stages(folder).values():
         ends = {key: max((record.get(key, 0) for record in metrics), default=0) for key in COUNTED}
@@ -529,11 +523,10 @@ def embedding_map(embeddings: np.ndarray, speakers: Speakers) -> dict[str, np.nd
         `map_points` (utterances, 2), `map_speakers` (utterances,) rows of `map_names`, and
         `map_shares` (2,), the shares of these utterances' variance on each axis.
     """
-    # Speakers with a single utterance form no group.
-    # The map is an illustration and the only plot of the embeddings themselves. Twelve speakers and
-    # sixty utterances of each are what a small plot can hold.
+    # A small plot with more speakers or utterances would be illegible.
     counts = np.bincount(speakers.ids)
     most = np.argsort(-counts, kind="stable")[:MAP_SPEAKERS]
+    # Speakers with a single utterance form no group.
     chosen = most[counts[most] >= 2]
     if len(chosen) < 2 or embeddings.shape[1] < 2:
         return {}
@@ -544,7 +537,7 @@ def embedding_map(embeddings: np.ndarray, speakers: Speakers) -> dict[str, np.nd
     points = (left[:, :2] * spread[:2]).astype(np.float32)
     # The sign of an axis is arbitrary; fix it, so that the same run gives the same plot.
     points *= np.where(points[np.abs(points).argmax(axis=0), [0, 1]] < 0, -1, 1)
-    # A rule that finds groups of recordings finds no names.
+    # Speakers that are only groups of connected trials have no names.
     names = speakers.names or [f"speaker {number}" for number in range(1, 1 + len(counts))]
     shares = np.square(spread) / (np.square(spread).sum() or 1.0)
     return {
@@ -561,9 +554,7 @@ def list_in_common(paths: Sequence[Path]) -> TrialList:
     """
     refused = None
     for path in paths:
-        # Without --trials the list has to come from one of the systems. Any list with labels that
-        # all of them have scored will do: the first one found is used, in the order in which the
-        # systems are given.
+        # Without --trials, the first labelled list that all systems have scored is used.
         for place in (path, *sorted((path / EVALUATIONS).glob("*/"))):
             if place.is_dir():
                 if not (place / SCORES).is_file():
@@ -588,8 +579,7 @@ def common_costs(systems: Iterable[Results]) -> dict[str, Any]:
     """The costs `c_miss` and `c_fa` that all results with costs share; empty if they differ or none
     is known.
     """
-    # Systems may have been evaluated with different costs, and then none of them is right for a
-    # comparison: the usual costs of 1 are used.
+    # If the costs differ, none of them suits all systems, and callers use the usual costs of 1.
     known = [results.dcf_costs for results in systems if results.dcf_costs]
     if not known or any(costs != known[0] for costs in known):
         return {}
@@ -621,7 +611,7 @@ def is_other_seed(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
         runtime = configuration.get("runtime")
         if not isinstance(runtime, Mapping):
             return False
-        # Everything but the seed must be equal: two runs with other batch sizes are two systems.
+        # Any other difference, such as the batch size, makes them two systems.
         values.append({**configuration, "runtime": {**runtime, "seed": None}})
     return values[0] == values[1]
 
@@ -650,7 +640,7 @@ def read_results(path: Path) -> Results:
 
 def is_number(value: object) -> bool:
     """Whether a value in a record can be plotted."""
-    # For Python, True is a number.
+    # In Python, True is an int.
     is_boolean = isinstance(value, bool)
     return isinstance(value, int | float) and not is_boolean and bool(np.isfinite(value))
 
@@ -663,6 +653,7 @@ def _read_metrics(path: Path) -> list[dict[str, Any]]:
         for number, line in enumerate(file, start=1):
             try:
                 record = json.loads(line)
+            # Deeply nested brackets in a damaged line exceed the recursion limit.
             except (json.JSONDecodeError, RecursionError):
                 # A killed run leaves half a line, and so may a run that is still writing.
                 logger.warning("%s, line %d: incomplete record skipped", path, number)
@@ -681,8 +672,8 @@ def _read_kept(path: Path) -> dict[str, np.ndarray]:
     """The arrays of a report, checked so that drawing them cannot fail."""
     if not path.is_file():
         return {}
-    # Checked here, because a wrong shape would fail deep inside matplotlib with a message that does
-    # not name the file.
+    # A wrong shape would otherwise fail inside matplotlib, with a message that does not name the
+    # file.
     arrays = read_arrays(path, ARRAYS_EXPECTED)
     with reading(path, ARRAYS_EXPECTED):
         for name, kinds, dimensions in KEPT_ARRAYS:

@@ -284,6 +284,7 @@ def act_dcf(
     """
     point = point_at_threshold(rates, bayes_threshold(target_prior, c_miss, c_fa))
     cost = detection_cost(point.miss, point.false_accept, target_prior, c_miss, c_fa)
+    # Relative to the better decision without scores, so that 1 means that the scores are of no use.
     return cost / min(c_miss * target_prior, c_fa * (1 - target_prior))
 
 
@@ -304,6 +305,7 @@ def cllr(llrs: np.ndarray, labels: np.ndarray) -> float:
     1.0
     """
     llrs, labels = check_trials(llrs, labels)
+    # Not log(1 + exp(x)), which overflows for large ratios.
     costs = np.logaddexp(0, np.where(labels, -llrs, llrs))
     return float((costs[labels].mean() + costs[~labels].mean()) / (2 * np.log(2)))
 
@@ -349,6 +351,7 @@ def det_points(rates: ErrorRates) -> tuple[np.ndarray, np.ndarray]:
     inside = (false_accept > 0) & (false_accept < 1) & (miss > 0) & (miss < 1)
     false_accept = false_accept[inside]
     miss = miss[inside]
+    # More points would not be visible, but would make the drawing as large as the list.
     if len(miss) <= MAX_DET_POINTS:
         return false_accept, miss
     # For spacing, the logit is close enough to the normal deviate.

@@ -25,8 +25,7 @@ class Report:
         self.results = self.run.results
 
     def _repr_html_(self) -> str:
-        # In a frame, because the page brings a style of its own, which would change the notebook.
-        # Without a page, as in the folder of a score file, the headline figures are shown.
+        # In a frame, because the style sheet of the page would also change the notebook.
         page = self.run.folder / REPORT
         text = page.read_text(encoding="utf-8") if page.is_file() else self.results._repr_html_()
         return (

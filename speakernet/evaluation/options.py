@@ -113,29 +113,27 @@ class EvaluationOptions(Options):
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Crops without a length, and options that contradict each other."""
-        # Everything here is refused before audio is read. Other combinations that make no sense,
-        # such as a cohort size without normalisation, do no harm and pass.
+        # Options without effect, such as a cohort size without normalisation, are harmless and
+        # pass.
         if self.embedding in ("crops", "both") and self.eval_frames == 0:
             yield (
                 "eval_frames",
                 f"0, but embedding: {self.embedding} needs the length of a crop in frames of 10 ms",
             )
-        # A cohort is one embedding for each speaker, and the mean distance compares crops, which
-        # the cohort does not have.
+        # The mean distance compares crops, but a cohort has only one embedding per speaker.
         if self.score_norm != "none" and self.score != "cosine":
             yield (
                 "score_norm",
                 f"{self.score_norm}, but score is {self.score}; normalisation needs score: cosine",
             )
-        # PLDA takes the place of the cosine. Its ratios already say how a score compares with
-        # strangers'; to normalise them as well was not tried.
+        # PLDA replaces the cosine, and its ratios already compare with other speakers.
         if self.plda and (self.score, self.score_norm) != ("cosine", "none"):
             yield (
                 "plda",
                 f"true, but score is {self.score} and score_norm {self.score_norm}; expected "
                 "cosine and none",
             )
-        # The measure is the mean score against the cohort, which normalisation computes anyway.
+        # Only normalisation embeds a cohort and scores the list against it.
         if self.score_norm == "none" and "cohort" in self.quality_measures:
             yield (
                 "quality_measures",

@@ -102,7 +102,7 @@ def drawn_in_house_style(draw: Callable[P, Figure]) -> Callable[P, Figure]:
     def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
         with matplotlib.rc_context(_SETTINGS):
             figure = draw(*args, **kwargs)
-            # Inside the axes, a legend would hide part of a curve in one figure or another.
+            # Outside the axes, because curves differ and no place inside is always free.
             handles, labels = figure.axes[0].get_legend_handles_labels()
             if handles:
                 columns = min(4, max(1, LEGEND_LETTERS // (4 + max(map(len, labels)))))
@@ -168,7 +168,7 @@ def det_figure(
 def _set_det_axes(axes: Axes, reach: np.ndarray) -> None:
     """Ticks in percent on normal-deviate axes that reach all these deviates."""
     if not len(reach):
-        # A list without errors has an empty plot.
+        # Without errors there are no finite points, but the axes still need limits.
         reach = ndtri([0.001, 0.5])
     low = float(reach.min()) - DET_MARGIN
     high = float(reach.max()) + DET_MARGIN
@@ -229,6 +229,7 @@ def curve_figure(
             x,
             y,
             color=colour,
+            # Markers of many points would merge into a thick line.
             marker="o" if len(x) <= 40 else None,
             markersize=2.5,
             label=label or None,
@@ -265,6 +266,7 @@ def slices_figure(rows: Sequence[GroupResult], weak: Collection[int] = ()) -> Fi
             )
         axes.plot(row.eer_percent, position, "o", color=colour, markersize=5)
     axes.set_yticks(range(len(rows)), [row.label for row in rows])
+    # The vertical axis is reversed, so that the first row is at the top as in the table.
     axes.set(xlim=(0, None), ylim=(len(rows) - 0.5, -0.5))
     axes.grid(axis="y", visible=False)
     return figure
@@ -282,6 +284,7 @@ def sweep_figure(rows: Sequence[GroupResult], x_name: str) -> Figure:
     eer, low, high = values.T
     axes.fill_between(range(len(rows)), low, high, color="C0", **BAND)
     axes.plot(range(len(rows)), eer, "o-", color="C0", markersize=4)
+    # Many labels would overlap if they were horizontal.
     turn = 90 if len(rows) > MOST_LEVEL_LABELS else 0
     axes.set_xticks(range(len(rows)), [row.label for row in rows], rotation=turn)
     axes.set_ylim(bottom=0)
@@ -304,7 +307,7 @@ def embedding_figure(
         x, y = points[speakers == number].T
         marker = MARKERS[number // len(SERIES) % len(MARKERS)]
         axes.plot(x, y, marker, color=f"C{number}", markersize=4, alpha=0.8, label=name)
-    # The same scale on both axes.
+    # With different scales, distances in the plot would depend on their direction.
     axes.set_aspect("equal", adjustable="datalim")
     return figure
 

@@ -77,7 +77,7 @@ def _plain(value: Any) -> Any:
         return _plain(vars(value))
     if not isinstance(value, GroupResult | Results):
         return value
-    # `vars` and not `asdict`, which would copy every list of a result first.
+    # Not `asdict`, which would copy every list of a result first.
     values = {name: _plain(item) for name, item in vars(value).items() if item not in (None, "")}
     # Readers may index [0] and [1] without checking for an interval.
     interval = list(value.eer_interval_percent or NO_INTERVAL)
@@ -226,8 +226,7 @@ class Results:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values under the names in `results.json`."""
-        # Unknown keys are written back, so that an older version does not lose what a newer one
-        # wrote.
+        # Unknown keys are kept, so that an older version does not lose what a newer one wrote.
         values = _plain(self) | self.extra
         del values["extra"]
         if self.min_dcf_interval is not None:
@@ -239,7 +238,6 @@ class Results:
 
     def _repr_html_(self) -> str:
         """The headline figures as a table, for notebooks."""
-        # Notebooks call this for the last value of a cell.
         trials = f"{self.num_trials:,} of {self.list_name() or 'a list'}"
         figures = [(figure.name, figure.with_interval) for figure in headline(self)]
         return html_table([("trials", trials), *figures])
@@ -261,10 +259,9 @@ class Results:
         """Read what `to_dict` of this or an earlier version returned; ValueError if a value has the
         wrong type.
         """
-        # Files outlive versions in both directions. A key that this version does not know is kept
-        # and shown, since a later one wrote it; a key that is missing stays at its default, since
-        # an earlier one did not know it. Only a known key with a value of the wrong type is
-        # refused, because drawing it would fail later and with a worse message.
+        # Files may come from earlier and later versions, so unknown keys are kept and missing ones
+        # get their defaults. Only a value of the wrong type is refused, because the report would
+        # fail on it later with a worse message.
         names = {field.name for field in dataclasses.fields(cls)} - {"extra"}
         known: dict[str, Any] = {"extra": {}}
         for name, value in values.items():
@@ -272,8 +269,7 @@ class Results:
                 known["extra"][name] = value
             elif value is not None:
                 known[name] = value
-        # Pydantic builds nested rows from plain dictionaries, so no field needs a reader of its
-        # own.
+        # By pydantic, because nested rows have to be built from plain dictionaries too.
         return TypeAdapter(cls).validate_python(known)
 
     def list_name(self, role: str = "trials") -> str:
@@ -321,8 +317,8 @@ def headline(results: Results, digits: int = 2, *, further: bool = False) -> lis
     if results.eer_percent is None:
         return []
     intervals = results.min_dcf_interval or {}
-    # The order is that of every table, of the terminal and of the first line: the figure that
-    # papers compare first, then costs from the least to the most demanding prior of the options.
+    # Tables, pages and the terminal all use this order, beginning with the figure that papers
+    # compare first.
     figures = [_shown("EER", "%", digits, results.eer_percent, results.eer_interval_percent)]
     # Costs lie between 0 and 1, so they need one more digit than a percentage to separate two
     # systems.
@@ -367,7 +363,7 @@ def headline_sentence(results: Results, digits: int = 2) -> str:
     """
     trials = counted(results.num_trials, "trial")
     if results.eer_percent is None:
-        # Results of versions before `why_no_eer` give no reason.
+        # Earlier versions wrote no reason.
         reason = results.why_no_eer or "they are unlabelled, so there is no error rate"
         return f"{trials} scored; {reason}"
     eer, *others = headline(results, digits)

@@ -94,8 +94,7 @@ def cosine_scores(embeddings: np.ndarray, enrol: np.ndarray, test: np.ndarray) -
     table = torch.from_numpy(np.ascontiguousarray(embeddings, dtype=np.float32))
     num_rows = len(table)
     # The distinct trials are the entries of a sparse matrix, and torch computes the product only
-    # there. No row is copied. Gathering the rows of both sides in blocks, which is the obvious
-    # way, reads each embedding once for every trial and was 2 to 7 times slower.
+    # there. Gathering the rows of both sides would copy two embeddings for every trial.
     places = enrol.astype(np.int64) * num_rows + test
     order = np.argsort(places)
     starts = group_starts(places := places[order])
@@ -104,7 +103,7 @@ def cosine_scores(embeddings: np.ndarray, enrol: np.ndarray, test: np.ndarray) -
     del places
     row_starts = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=num_rows))])
     with warnings.catch_warnings():
-        # Torch calls every sparse CSR tensor a beta feature.
+        # torch warns about every sparse CSR tensor, because it is a beta feature.
         warnings.filterwarnings("ignore", message="Sparse (CSR tensor support|invariant checks)")
         pattern = torch.sparse_csr_tensor(
             torch.from_numpy(row_starts.astype(np.int32)),
@@ -116,6 +115,7 @@ def cosine_scores(embeddings: np.ndarray, enrol: np.ndarray, test: np.ndarray) -
         )
     products = torch.sparse.sampled_addmm(pattern, table, table.T, beta=0.0).values().numpy()
     scores = np.empty(len(order), dtype=np.float32)
+    # Repeated trials have a single entry in the matrix.
     scores[order] = np.repeat(products, repeats)
     return scores
 
@@ -157,10 +157,11 @@ class Plda:
         """Log-likelihood ratios of trials, (trials,) float32, between rows of embeddings
         (utterances, dim).
         """
-        # Per dimension the ratio is a product of both sides plus a term of each, so one table of
-        # factors serves all trials, and a trial costs no more than a cosine.
+        # The ratio is a dot product plus a term of each side, so each embedding is prepared only
+        # once for all its trials.
         table, constant = self._terms(embeddings)
         scores = np.empty(len(enrol), dtype=np.float32)
+        # In blocks, because the rows of all trials together would not fit into the cache.
         block = max(1, BLOCK_BYTES // (8 * table.shape[1]))
         for first in range(0, len(scores), block):
             rows = enrol[first : first + block]
@@ -235,9 +236,8 @@ def mean_distance_scores(
     block = max(1, BLOCK_BYTES // (4 * table.shape[1] * table.shape[2]))
     gathered = torch.empty((max(block, GROUP_WIDTHS[0]), *table.shape[1:]))
     scores = torch.empty(len(order))
-    # Trials with the same enrolment share one matrix product: the crops of up to eight test sides
-    # stand beside each other as its columns. A product of 10 x 10 crops alone is too small to keep
-    # the processor busy; without groups this took 1.2 to 1.7 times as long.
+    # Trials with the same enrolment share a matrix product, with the crops of up to eight test
+    # sides as its columns, because a product of 10 x 10 crops alone is too small to be efficient.
     for width, firsts in _groups(enrol_rows[order].numpy()):
         groups = max(1, block // width)
         for start in range(0, len(firsts), groups):
@@ -310,8 +310,8 @@ def cohort_statistics(
     table = np.ascontiguousarray(embeddings, dtype=np.float32)
     mean = np.empty(len(table), dtype=np.float32)
     deviation = np.empty(len(table), dtype=np.float32)
-    # The whole matrix of scores would take 3.5 GB for VoxCeleb1-E and 6,000 cohort speakers, so it
-    # is made and reduced in blocks of rows.
+    # In blocks of rows, because all scores of VoxCeleb1-E against 6,000 cohort speakers take 3.5
+    # GB.
     block = max(1, BLOCK_SCORES // len(members))
     is_shown = len(table) > 2 * block
     bar = Bar("scores against the cohort", len(table), "utterance", is_shown=is_shown)
@@ -321,7 +321,6 @@ def cohort_statistics(
             scores = torch.from_numpy(table[rows]).to(device) @ members.T  # (rows, members)
             if takes < len(members):
                 scores = highest(scores, takes, pool, is_on_host=members.device.type == "cpu")
-            # Population deviation: the nearest members are all there are, not a sample.
             block_deviation, block_mean = torch.std_mean(scores, dim=1, correction=0)
             mean[rows] = block_mean.cpu().numpy()
             deviation[rows] = block_deviation.cpu().numpy()

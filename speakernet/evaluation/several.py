@@ -78,9 +78,8 @@ def several_of_people(
         plda: replaces the cosine.
         pairs: (2, pairs) people to compare; None: all.
     """
-    # Every recording is compared with every other, so time and memory grow with the square of their
-    # number: 2,000 recordings give 4 million scores, more than the two figures need. Ten of each
-    # speaker, so that nobody with a thousand recordings decides alone.
+    # Time and memory grow with the square of the number of recordings. Few of each speaker are
+    # used, so that one with a thousand recordings does not decide alone.
     rows = _some_recordings(people)
     units = units[rows]
     # Numbered again, because a list may have hundreds of thousands of speakers.
@@ -110,9 +109,9 @@ def fit_several(
     num_repeats = 0
     of_scores = 0.0
     of_units = 0.0
-    # Two sums over people: how far the scores of one stranger with a person's recordings lie from
-    # their mean, and how far those recordings lie from theirs. Their ratio says how much of the
-    # spread of scores is averaged away when a person has several recordings.
+    # Two sums over people: the squared distances of a stranger's scores with a person's recordings
+    # from their mean, and those of the recordings from theirs. Their ratio says how much of the
+    # variance of scores averaging over a person's recordings removes.
     for person in np.unique(people):
         rows = np.flatnonzero(people == person)
         block = scores[np.ix_(rows, is_compared[rows[0]])]  # (recordings, strangers)
@@ -123,8 +122,7 @@ def fit_several(
     strangers = scores[is_compared]
     if num_repeats < MIN_NONTARGETS or not of_units * strangers.var():
         return None
-    # The share cannot exceed 1: scores cannot vary more than they would if strangers' embeddings
-    # pointed everywhere alike. Estimates from few recordings may.
+    # The true share is at most 1, but an estimate from few recordings may exceed it.
     share = of_scores / of_units / strangers.var()
     return SeveralRecordings(float(strangers.mean()), float(min(share, 1.0)))
 
@@ -134,5 +132,6 @@ def _some_recordings(people: np.ndarray) -> np.ndarray:
     order = np.argsort(people, kind="stable")
     ranks = np.arange(len(order)) - np.searchsorted(people[order], people[order])
     rows = order[ranks < MAX_EACH]
+    # A person with a single recording shows no variation between recordings.
     _, numbers, counts = np.unique(people[rows], return_inverse=True, return_counts=True)
     return rows[counts[numbers] > 1][:MAX_RECORDINGS]

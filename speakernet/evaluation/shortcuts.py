@@ -108,9 +108,8 @@ def shortcuts(
     an EER of `MAX_EER_PERCENT` or less has an interval.
     """
     assert trials.labels is not None, "only labelled trials have error rates"
-    # If a list can be solved without its voices, error rates on it are too low, since networks use
-    # whatever helps. So each quantity that is not the voice is treated as if it were a system of
-    # its own, and its scores get an EER as those of a network would.
+    # Networks use whatever separates the trials, so a quantity besides the voice that does so makes
+    # error rates too low. Each is therefore evaluated like the scores of a system of its own.
     chosen = np.arange(len(trials))
     if len(trials) > MAX_TRIALS:
         chosen = numpy_generator(seed, STREAM).permutation(len(trials))[:MAX_TRIALS]

@@ -72,9 +72,7 @@ def all_slices(
     seed: int,
 ) -> list[SliceResult]:
     """Results of a labelled list for every slicing in the options."""
-    # Without options the slices are those that need nothing: durations from the headers, and
-    # columns of the table if there is one. Speech and noise take a pass over all audio, so they are
-    # made only if asked for.
+    # Speech and noise take another pass over all audio, so they are sliced by only on request.
     columns = _columns_of(trials, options.metadata)
     names = options.slices or ["duration", *columns]
     num_threads = reader_threads(options)
@@ -122,6 +120,7 @@ def worse_side(values: np.ndarray, trials: TrialList) -> np.ndarray:
     """Turn a measure of utterances, (utterances,), into one of trials, (trials,): the smaller of
     the two sides.
     """
+    # A trial is about as hard as its worse recording.
     return np.minimum(values[trials.enrol], values[trials.test])
 
 
@@ -164,8 +163,8 @@ def column_slicings(column: str, values: Sequence[str], trials: TrialList) -> li
     sides share. At least six distinct numbers give one, by thirds of the smaller side. A column of
     names, or with a single value, gives none.
     """
-    # Words name groups (gender, device), numbers are measured (age). Digits may be either: few
-    # different ones are treated as words, such as the number of a microphone.
+    # Numbers may be measurements (age) or names (microphone 3), so a few different ones are treated
+    # as words.
     different = sorted(set(values) - {""})
     numbers = _as_numbers(values) if len(different) >= MIN_NUMBERS else None
     if numbers is not None:
@@ -175,8 +174,8 @@ def column_slicings(column: str, values: Sequence[str], trials: TrialList) -> li
         return [value_slicing(by, numbers, trials, edges, "")]
     if not 2 <= len(different) <= MAX_VALUES:
         return []
-    # Two questions are asked of words. Is it harder if both sides differ in it (a man against a
-    # woman, two devices)? And within which of the groups is it hardest?
+    # Two slicings show whether it is harder if the sides differ (two devices), and for which word
+    # it is hardest (one device).
     codes = np.array([different.index(value) if value else -1 for value in values], dtype=np.int64)
     enrol = codes[trials.enrol]
     test = codes[trials.test]
@@ -205,12 +204,19 @@ def read_metadata(path: str | Path, names: Sequence[str]) -> dict[str, list[str]
 
 
 def _columns_of(trials: TrialList, metadata: str) -> dict[str, list[str]]:
-    """Column -> value of each name; a model has that of its first recording."""
+    """Column -> value of each name; a model has a value if all its recordings have it."""
     columns = read_metadata(metadata, list(trials.recordings)) if metadata else {}
     if trials.models is None:
         return columns
-    first = trials.models.rows[trials.models.starts].tolist()
-    return {column: [values[row] for row in first] for column, values in columns.items()}
+    of_names = np.split(trials.models.rows, trials.models.starts[1:])
+    for column, values in columns.items():
+        # A model recorded with two devices belongs to neither group.
+        shared = []
+        for rows in of_names:
+            different = {values[row] for row in rows}
+            shared.append(different.pop() if len(different) == 1 else "")
+        columns[column] = shared
+    return columns
 
 
 def slice_results(
@@ -239,8 +245,7 @@ def slice_results(
         labels = is_target[chosen]
         num_trials = len(labels)
         num_targets = int(np.count_nonzero(labels))
-        # A group without an error rate keeps its row: that it has no targets is a fact about the
-        # list.
+        # A group without an error rate keeps its row, to show that the list lacks such trials.
         if missing := missing_kind(labels):
             note = f"no {missing}s"
             row = GroupResult(label, note=note, num_trials=num_trials, num_targets=num_targets)
@@ -266,9 +271,8 @@ def signal_to_noise_ratios(source: AudioSource, names: StringTable, num_threads:
     """
 
     def ratio(name: str) -> float:
-        # Speech has pauses, in which only the noise is left: the loud frames of an utterance are
-        # speech and noise, the quiet ones noise. The ratio is a guess, good enough to sort trials
-        # into groups of five decibels and more.
+        # Pauses of speech contain only noise, so quiet frames show the level of the noise and loud
+        # ones that of both. The ratio is a guess, good enough for groups of five decibels and more.
         frame = round(FRAME_SECONDS * source.sample_rate)
         powers: list[np.ndarray] = []
         # Blocks hold whole frames, so the frames are the same as when the recording is read in one
@@ -276,7 +280,7 @@ def signal_to_noise_ratios(source: AudioSource, names: StringTable, num_threads:
         for block in source.blocks(name, FRAMES_AT_ONCE * frame):
             if len(block) >= frame or (len(block) and not powers):
                 powers.append(frame_powers(block, source.sample_rate))
-        # Not a number also for NaN samples, which the power of their frame inherits.
+        # NaN samples make the power of their frame NaN, so this finds them too.
         decibels = power_ratio_db(np.concatenate(powers)) if powers else float("nan")
         if not np.isfinite(decibels):
             raise AudioError(f"{name}: there are no samples, or some are NaN or infinite")

@@ -49,9 +49,8 @@ def study_table(
         trials: the labelled trials that all of them scored.
         speakers: the speakers of the trials.
     """
-    # A study may be running, may have failed for some seeds, and may have been extended since. The
-    # table shows what is there: a later result of the same variant and seed replaces an earlier
-    # one, and differences use only the seeds that both sides have.
+    # A study may still be running, or some of its seeds may have failed, so the table shows what is
+    # there. If a variant has two results of one seed, the later one counts.
     by_variant: dict[str, dict[int, Record]] = {name: {} for name in (*names, reference)}
     for record in records:
         if record["variant"] in by_variant:
@@ -73,7 +72,7 @@ def study_table(
         costs = []
         for prior in ("0.01", "0.05"):
             costs.append(f"{np.mean([run['min_dcf'][prior] for run in runs.values()]):.3f}")
-        # A run whose records are gone has results, but no training time.
+        # Variants that are only scored have no training time.
         seconds = [run["training_seconds"] for run in runs.values() if run["training_seconds"]]
         rows.append(
             [
@@ -107,8 +106,8 @@ def _differences(
     """Three cells: the difference with its interval over seeds, over speakers, and relative to the
     reference.
     """
-    # Paired by seed: with the same seed two variants see the same batches, and what a seed does to
-    # both cancels in the difference.
+    # Paired by seed, because what a seed changes in both variants (such as the order of the data)
+    # cancels in the difference.
     seeds = sorted(set(reference) & set(variant))
     if not seeds:
         return ["no seed in common", "", ""]
@@ -119,7 +118,7 @@ def _differences(
         speakers,
         num_draws=NUM_DRAWS,
         seed=DRAW_SEED,
-        # The table shows differences of the EER alone, so no time is spent on drawing minDCFs.
+        # The table shows differences of the EER alone, so minDCFs need not be drawn.
         priors=(),
         is_paired=True,
     )
@@ -128,6 +127,7 @@ def _differences(
     return [
         _with_interval(difference.value, difference.seeds_interval),
         _with_interval(difference.value, difference.interval),
+        # Relative to an EER of 0 there is no difference.
         f"{100 * difference.value / before:+.0f} %" if before else "",
     ]
 

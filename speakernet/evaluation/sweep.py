@@ -82,7 +82,7 @@ class DegradedSource(AudioSource):
         self._transform = step.transform
         self._kept_samples = round(step.kept_seconds * source.sample_rate)
         self._row_of = {name: row for row, name in enumerate(names)}
-        # Lengths after cutting follow from the headers, so nothing is read before it is needed.
+        # Looked up once, because every read needs the length of the whole recording.
         self._lengths = source.lookup_table(names).num_samples
 
     def read(self, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
@@ -95,9 +95,9 @@ class DegradedSource(AudioSource):
             if count <= 0:
                 return np.empty(0, dtype=np.float32)
             return self._source.read(name, max(0, (total - self._kept_samples) // 2) + start, count)
-        # Long recordings are embedded in windows of a minute, and degraded in the same windows: a
-        # recording of two hours would otherwise be held in memory twice. Each window starts the
-        # noise clip and the codec anew; whether the EER changes by that was not measured.
+        # Long recordings are degraded in the windows of a minute in which they are embedded,
+        # because two hours of samples take much memory. Noise and codec restart with each window;
+        # whether that changes the EER was not measured.
         edges = window_edges(total, self.sample_rate)
         stop = total if num_samples is None else start + num_samples
         if len(edges) == 2:
@@ -135,6 +135,7 @@ def sweep_steps(
         "reverb": (rirs, "augment.rir_path"),
         "distance": (rirs, "augment.rir_path"),
     }
+    # Refused here, before anything is embedded.
     for kind in kinds:
         audio, option = needed.get(kind, (True, ""))
         if not audio:
@@ -156,8 +157,8 @@ def _steps_of(
             section = always(categories=["noise"], noise_snr_db=[snr, snr])
             steps.append(Step(f"{snr:g}", augmented(banks, None, section)))
     elif kind == "reverb":
-        # The share of reverberated sound, and not the reverberation time, because the rooms of a
-        # corpus cannot be changed, but their strength can.
+        # By the share of reverberated sound, because the reverberation times of recorded rooms
+        # cannot be changed.
         wet = augmented({}, rirs, always(categories=["reverb"]))
         for percent in REVERB_SHARES_PERCENT:
             steps.append(Step(f"{percent}", functools.partial(_mixed, wet, percent / 100)))
@@ -185,8 +186,8 @@ def _codec_steps(sample_rate: int) -> list[Step]:
     """Each codec that this machine has, at each of its bit rates."""
     steps = [Step("mu-law 64", _through(sample_rate, mu_law_codec))]
     for name, codec in CODECS.items():
-        # The codecs depend on this machine's libraries. One that is missing must not end a sweep of
-        # hours, but its absence has to be visible.
+        # Codecs depend on this machine's libraries. A missing one is left out with a warning,
+        # because the others are still worth comparing.
         if problem := lacking(name):
             logger.warning("sweep: codec %s is left out: %s", name, problem)
             continue
@@ -220,8 +221,7 @@ def run_sweep(
         bootstrap = SpeakerBootstrap(scores, labels, *sides, {})
         return group_result(label, bootstrap, None, num_draws, seed)
 
-    # Every curve begins with the scores that were just computed, so that a step's loss can be read
-    # off.
+    # Every curve begins with the undegraded list, for comparison.
     unchanged = row("none", scores)
     results = []
     for kind, amounts in steps.items():
@@ -247,7 +247,7 @@ def augmenting(
     def augment(waveform: np.ndarray, row: int) -> np.ndarray:
         batch = torch.from_numpy(waveform.astype(np.float32, copy=True))[None]  # (1, samples)
         # Always epoch 0, so that an utterance gets the same clip and position at every amount.
-        # Reader threads share the augmenter, whose buffers are not made for that.
+        # Locked, because reader threads share the augmenter and its buffers.
         with lock:
             return augmenter(batch, epoch=0, rows=np.array([row], dtype=np.int64))[0].numpy()
 
@@ -279,7 +279,7 @@ def _far(rirs: RirBank, seed: int, distance: float, waveform: np.ndarray, row: i
 
 def _as_loud_as(waveform: np.ndarray, wet: np.ndarray) -> np.ndarray:
     """Scale to equal loudness, so that the room changes and the level does not."""
-    # Digital silence stays silent.
+    # Digital silence would otherwise be divided by zero.
     loudness = np.sqrt(np.mean(np.square(wet))) or 1.0
     return wet * (np.sqrt(np.mean(np.square(waveform))) / loudness)
 

@@ -155,8 +155,8 @@ class Section:
 
 def draw_card(folder: Path, name: str, heading: str, figure: Figure, note: str) -> Card:
     """A card with the figure, which is also saved in the folder as `name`.png."""
-    # Twice: as a picture for slides and trackers, and as SVG inside the page, which scales and
-    # follows the reader's light or dark setting.
+    # PNG for slides and trackers; SVG for the page, because it scales and follows the reader's
+    # light or dark setting.
     plots.save_figure(figure, folder / f"{name}.png")
     # Safe as markup: matplotlib escapes the names in it.
     drawing = Markup(plots.figure_svg(figure, name, heading))
@@ -172,14 +172,14 @@ def write_page(
     export: Path | None,
 ) -> Path:
     """Render the sections that have contents."""
-    # A section without contents would be a heading with nothing below it and a dead link above.
+    # Otherwise an empty section would have a heading and a link to it.
     shown = {
         name: section
         for name, section in sections.items()
         if section.cards or section.remarks or section.warnings
     }
-    # Names of recordings come from users, and may hold markup; everything is escaped except the
-    # drawings.
+    # Names of recordings come from users and may contain markup, so everything but the drawings is
+    # escaped.
     environment = Environment(loader=PackageLoader(__package__ or ""), autoescape=True)
     constants = {"headings": SECTIONS, "folded": FOLDED, "palette": plots.PALETTE}
     template = environment.get_template("page.html.j2", globals=constants)
@@ -196,7 +196,7 @@ def _export(folder: Path, sections: Mapping[str, Section]) -> None:
     """Write each table as CSV and LaTeX, each plot as SVG and PDF."""
     for name, section in sections.items():
         for number, card in enumerate(section.cards, start=1):
-            # A number in front, since two cards may have the same heading.
+            # Numbered, because two cards may have the same heading.
             heading = re.sub(r"[^a-z0-9]+", "_", card.heading.lower()).strip("_")
             path = folder / f"{name}_{number}_{heading}"
             if card.table:
@@ -215,9 +215,8 @@ def latex(table: Table) -> str:
     """A LaTeX table with booktabs rules."""
     lines = []
     for row in (table.header, *table.rows):
-        # Names of recordings and units hold characters that end a LaTeX run.
+        # Names and units contain characters such as _ and %, which LaTeX does not take literally.
         lines.append(" & ".join(str(cell).translate(LATEX) for cell in row) + r" \\")
-    # With booktabs rules, as most conferences ask for.
     columns = range(len(table.header))
     sides = "".join("r" if column in table.numbers else "l" for column in columns)
     body = "\n".join([r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"])

@@ -132,8 +132,6 @@ def result_section(run: RunData) -> Section:
     results = run.results
     if results.is_empty:
         return Section(remarks=["Not evaluated yet; the curves below show the training so far."])
-    # The caveats stand above all figures: whoever copies the EER from the page should have to pass
-    # them.
     amounts = {
         "Trials": results.num_trials,
         "Targets": results.num_targets,
@@ -142,6 +140,7 @@ def result_section(run: RunData) -> Section:
     }
     facts = [(name, f"{amount:,}") for name, amount in amounts.items() if amount is not None]
     of_list = Card("Trial list", _list_sentence(run), facts=facts)
+    # Shown above all figures, so that nobody copies the EER without seeing them.
     notes = cautions(results) if results.warnings is None else results.warnings
     caveats = [note for note in dict.fromkeys([*notes, results.interval_note]) if note]
     # Without error rates the page still names the list and says why there are none.
@@ -149,7 +148,7 @@ def result_section(run: RunData) -> Section:
     if not figures:
         reason = results.why_no_eer or "the list lacks targets or non-targets"
         return Section([of_list], warnings=[f"no error rates: {reason}", *caveats])
-    # Few large figures: those that papers and users of the model ask for. The table below has all.
+    # Large figures only for what papers report; the table below has the others.
     cllr = "min Cllr" if results.cllr is None else "Cllr"
     tiles = []
     for figure in figures:
@@ -235,15 +234,14 @@ def _list_sentence(run: RunData) -> str:
     """Names the trial list and the one it is often confused with; empty if there are no scores."""
     if run.trials is None:
         return ""
-    # Several published lists of VoxCeleb1 have nearly the same name, and error rates on them differ
-    # by a tenth, so the page says which one this is.
+    # Several published lists of VoxCeleb1 have nearly the same name but other error rates.
     number = counted(len(run.trials), "trial")
     return identify_trials(run.trials) or f"{run.list_name}, {number}; not a known published list"
 
 
 def trials_section(decisions: Decisions) -> Section:
     """Unlabelled trials: a table of the first ones."""
-    # A table of all trials may have millions of rows; the file beside the page has them.
+    # All trials may be millions of rows, too many for a page.
     total = len(decisions.trials)
     rows = [decisions.row(number) for number in range(min(NUM_TRIALS_SHOWN, total))]
     names = {"enrol": "enrolment", LLR_COLUMN: "log-likelihood ratio"}
@@ -266,8 +264,8 @@ def errors_section(run: RunData, draw: Draw) -> Section:
     results = run.results
     equal = equal_error_point(rates)
     costs = results.dcf_costs or Costs(c_miss=UNIT_COST, c_fa=UNIT_COST)
-    # Operating points are computed from the scores again, since results.json holds costs and no
-    # thresholds. Priors and costs are those of the results.
+    # Computed from the scores again, because results.json has the lowest costs without their
+    # thresholds.
     cheapest = {}
     points = {"EER": equal}
     for prior in sorted(map(float, results.min_dcf)) or ALWAYS_SHOWN_PRIORS:
@@ -318,8 +316,8 @@ def _operating_points(
     )
     if limit := kept_threshold(run):
         note += "below the first row "
-        # First the threshold that decisions use, which was fitted on another list; those below were
-        # chosen on this one and are what nobody can use in practice.
+        # First, because decisions use this threshold; the others are chosen on the test list
+        # itself.
         add(f"{limit.name}: {limit.fitted_for}", limit.point)
     note += "were chosen on this list; with other speakers their error rates differ."
     add(threshold_label(EER_NAME), equal_error_point(rates))
@@ -346,7 +344,7 @@ def data_section(run: RunData, amount: str) -> Section:
     purpose = "monitors training" if is_watched else "chooses the best checkpoint"
     numbers = counted(results.num_trials, "trial")
     numbers += f", {counted(results.num_speakers, 'speaker')}" if results.num_speakers else ""
-    # Twelve digits of a checksum tell any two lists apart and fit the table.
+    # Twelve digits are enough to tell lists apart, and fit into the table.
     digests = {listed["role"]: listed.get("sha256", "")[:12] for listed in results.lists or []}
     rows = []
     for use, role, option, what, contents in (
@@ -354,7 +352,7 @@ def data_section(run: RunData, amount: str) -> Section:
         ("Validation", "validation", "validation_list", purpose, ""),
         ("Test", "trials", "", "gives the results on this page", numbers),
     ):
-        # The results name the lists that were read; an earlier version has only the configuration.
+        # Results of earlier versions do not name the lists, so the configuration has to.
         if name := results.list_name(role) or str(options.get(option) or ""):
             rows.append([use, name, what, contents, digests.get(role) or MISSING])
     cards = []
@@ -366,7 +364,6 @@ def data_section(run: RunData, amount: str) -> Section:
 
 def training_section(run: RunData, draw: Draw) -> Section:
     """A small plot of each recorded quantity that changed; a remark on those that did not."""
-    # A quantity that never changed, such as a margin without a schedule, gets no plot.
     cards = []
     for curve in CURVES:
         # Evaluations happen between epochs, everything else is recorded at steps.
@@ -377,6 +374,7 @@ def training_section(run: RunData, draw: Draw) -> Section:
             if record.get("kind") == curve.kind and curve.key in record
         ]
         series = _points(records, where, curve.key)
+        # A margin without a schedule, for example, never changes.
         if not series or np.ptp(np.concatenate([y for _, y in series.values()])) == 0:
             continue
         figure = plots.curve_figure(
@@ -394,7 +392,7 @@ def _points(
     records: Sequence[Mapping[str, Any]], where: str, key: str
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """List -> x and y of a quantity, each over the records that have it."""
-    # Shares are recorded from 0 to 1 and shown in percent.
+    # Shares are recorded from 0 to 1, but the axis is in percent.
     scale = 100.0 if key.endswith("_share") else 1.0
     points: dict[str, list[tuple[float, float]]] = {}
     for record in records:
@@ -419,8 +417,8 @@ def slices_section(run: RunData, draw: Draw) -> Section:
 
 def _slices_table(sliced: SliceResult) -> tuple[Table, str]:
     """One row per slice, and a note."""
-    # A slice with few targets has an error rate, but one that a single trial moves by percents. Its
-    # row stays, in grey, because leaving it out would hide that the list has such trials.
+    # With few targets a single trial changes the error rate by percents. Such rows are grey and not
+    # left out, because the list does have these trials.
     weak = []
     rows = []
     notes = [sliced.note] if sliced.note else []
@@ -484,7 +482,7 @@ def _utterance_cell(
     run: RunData, trials: TrialList, utterance: int, audio: AudioSource | None
 ) -> Cell:
     """The name of an utterance, its speaker and length, and its sound."""
-    # What helps to see why a trial is hard: who speaks, how long, and the sound itself.
+    # Speaker, length and sound often show why a trial is hard.
     facts = []
     name = trials.names[utterance]
     if "speakers" in run.arrays:
@@ -507,8 +505,8 @@ def _utterance_cell(
                 f"audio cannot be read from {audio.root}; give with --audio the folder that the "
                 f"list's paths start from ({error})"
             ) from error
-        # Inside the page, so that it can be sent as one file. FLAC is half the size of WAV and
-        # every browser plays it.
+        # Inside the page, so that it stays a single file. FLAC is smaller than WAV, and browsers
+        # play it.
         sound = flac_address(waveform, audio.sample_rate)
         if np.square(waveform).mean() < 10 ** (SILENT_DB / 10):
             num_spoilt = np.count_nonzero((trials.enrol == utterance) | (trials.test == utterance))
@@ -520,7 +518,7 @@ def embeddings_section(run: RunData, draw: Draw) -> Section:
     """The embeddings of some speakers, projected on a plane."""
     if "map_points" not in run.arrays:
         return Section()
-    # The projection was computed when the list was scored; embeddings are not kept for the page.
+    # Projected when the list was scored, because a page is made without embeddings.
     names = run.arrays["map_names"].tolist()
     shares = run.arrays["map_shares"].tolist()
     figure = plots.embedding_figure(
@@ -536,9 +534,7 @@ def embeddings_section(run: RunData, draw: Draw) -> Section:
 
 def facts_section(run: RunData) -> Section:
     """Everything needed to reproduce the figures."""
-    # Whoever finds the page in a year should be able to make its figures again: the checksums of
-    # model and lists, the options, the machine, the versions and the command. All of it is shown
-    # as it stands in results.json, under the same names.
+    # Names and values are those of results.json, so that programs and readers find the same things.
     values = run.results.to_dict()
     parts = {
         "Evaluation": {name: values[name] for name in FACTS if name in values} | run.results.extra,

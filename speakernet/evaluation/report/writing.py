@@ -61,16 +61,13 @@ def write_evaluation(folder: str | Path, evaluation: Evaluation) -> list[str]:
     """
     folder = Path(folder)
     decisions = evaluation.decisions
-    # Left by an earlier evaluation.
-    # Otherwise a second evaluation in the same folder, of another list perhaps, would leave a page
-    # whose parts do not belong together.
+    # Files of an earlier evaluation in this folder must not get into the page of this one.
     for name in (DECISIONS, ARRAYS_NAME):
         (folder / name).unlink(missing_ok=True)
     has_decisions = decisions is not None and decisions.says_more_than_scores
     if decisions is not None and has_decisions:
         decisions.write(folder / DECISIONS)
-    # Scores first and the page last: if drawing fails, `speakernet report` makes the page from
-    # them.
+    # The page is last: if drawing fails, `speakernet report` can make it from the files.
     write_scores(folder / SCORES, evaluation.trials, evaluation.scores)
     with atomic_write(folder / RESULTS) as file:
         json.dump(evaluation.results.to_dict(), file, indent=2)
@@ -208,9 +205,8 @@ def _verdict(run: RunData, results: Results, has_warnings: bool) -> list[str]:
         place = f"the {name} ({point.threshold:.4f})"
         false_accepts = point.false_accept
         misses = point.miss
-    # The reader new to the field asks whether the model can be used. The answer goes from the worst
-    # to the best case and names one remedy. Twenty percent is our opinion, not a standard: at that
-    # rate one of five decisions is wrong, and no threshold helps.
+    # From the worst case to the best, so that the first problem that applies is named. The limit of
+    # twenty percent is our opinion, not a standard.
     cost = (results.act_dcf or {}).get(f"{USUAL_RATE:g}", 0.0)
     if results.eer_percent > LARGEST_USABLE_PERCENT:
         verdict = (
