@@ -1,6 +1,7 @@
 """All checks of lists, audio and the machine before a run, for `speakernet doctor`."""
 
 import functools
+import itertools
 import os
 import shutil
 import subprocess
@@ -162,10 +163,10 @@ def full_check(request: CheckRequest) -> list[Finding]:
             findings += _calibration_findings(fitted_on, trial_list)
         check = f"trial audio ({Path(trial_list.source).name})"
         findings += _shortcut_findings(trial_list, audio, facts.get(check))
-    known = facts.pop("training audio", None)
-    if known is not None:
-        for check, of_trials in facts.items():
-            findings += shared_findings(known, of_trials, check)
+    for first, second in itertools.combinations(facts, 2):
+        findings += shared_findings(
+            facts[first], facts[second], (first, second), renamed=first != "training audio"
+        )
     # Most corpora need no ffmpeg, so its absence is a warning only if a list names a file that
     # needs it.
     needs_ffmpeg = any(

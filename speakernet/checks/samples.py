@@ -350,8 +350,12 @@ def trial_findings(
     )
 
 
-def shared_findings(known: SampleFacts, facts: SampleFacts, check: str) -> list[Finding]:
-    """Recordings of a trial list that are in the training list too, under any name."""
+def shared_findings(
+    known: SampleFacts, facts: SampleFacts, checks: tuple[str, str], *, renamed: bool
+) -> list[Finding]:
+    """Recordings that are in both lists; for two trial lists (`renamed`), only those with different
+    names.
+    """
     # Compared by samples, because names do not show that a recording is in both lists.
     rows_of_hash = {}
     for row in np.flatnonzero(known.rms >= SILENT_RMS).tolist():
@@ -361,11 +365,16 @@ def shared_findings(known: SampleFacts, facts: SampleFacts, check: str) -> list[
         known_row = rows_of_hash.get(int(facts.hashes[row]))
         if known_row is None:
             continue
-        shared.append(f"{facts.names[row]} = {known.names[known_row]}")
+        pair = (facts.names[row], known.names[known_row])
+        if not renamed or pair[0] != pair[1]:
+            shared.append(" = ".join(pair))
     if not shared:
         return []
-    message = f"{counted(len(shared), 'recording')} also in the training audio"
+    message = f"{counted(len(shared), 'recording')} also in {checks[0]}"
     advice = (
         "the error rate says nothing about unseen speakers; perhaps one person is in two folders"
     )
-    return [Finding("warning", f"{check}: overlap", message, advice, tuple(shared[:MAX_NAMED]))]
+    if renamed:
+        message += " under a different name"
+        advice = "a model chosen on one of the lists is not tested on new recordings by the other"
+    return [Finding("warning", f"{checks[1]}: overlap", message, advice, tuple(shared[:MAX_NAMED]))]

@@ -81,6 +81,7 @@ NOT_NUMBERS: dict[str, Any] = {
     "kind": str,
     "eer_interval_percent": list,
     "test_lists": dict,
+    "drawn": dict,
 }
 """Keys of a record whose values are not numbers -> their type."""
 MAP_SPEAKERS = 12

@@ -127,7 +127,7 @@ def browse(pages, page, width, profile, *, is_dark):
 def test_page(pages, tmp_path, page, width, is_dark):
     found, complaints = browse(pages, page, width, tmp_path / "profile", is_dark=is_dark)
     assert complaints == [] and found["resources"] == []
-    assert found["svgs"] > 8
+    assert found["svgs"] > 6
     assert found["width"] == width and found["scroll"] <= width
     assert found["blocks"] == [] and found["inner"] == [] and found["plots"] == []
     assert found["outside"] == 0

@@ -4,6 +4,7 @@ A section is data: figures become rows of tables and drawings here, and `page.py
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -359,6 +360,16 @@ def data_section(run: RunData, amount: str) -> Section:
     if rows:
         table = Table(["use", "list", "purpose", "contents", "SHA-256"], rows)
         cards.append(Card("Lists", table=table, is_wide=True))
+    drawn: Counter[str] = Counter()
+    for record in run.metrics:
+        for name, number in record.get("drawn", {}).items():
+            drawn[name] += number if is_number(number) else 0
+    if total := drawn.total():
+        shares = [
+            [name, f"{number:,}", f"{100 * number / total:.2f} %"] for name, number in drawn.items()
+        ]
+        table = Table(["corpus", "utterances drawn over all epochs", "share"], shares)
+        cards.append(Card("Corpora", table=table))
     return Section(cards)
 
 
