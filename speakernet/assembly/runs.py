@@ -57,7 +57,7 @@ from speakernet.terminal import counted
 from speakernet.training.stopping import StopRequest
 from speakernet.training.trackers import TEST_FIGURES, Trackers
 
-PLOTS_OF_ERRORS = ("det", "scores", "llrs", "thresholds", "calibration")
+PLOTS_OF_ERRORS = ("det", "scores", "llrs")
 """Plots of the report that are also sent to trackers."""
 READ_AT_START_SECONDS = 3600.0
 """Trial lists with at most this much audio are decoded before the first step; longer ones are left

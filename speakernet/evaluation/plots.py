@@ -11,7 +11,6 @@ import io
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ParamSpec
 
 import matplotlib
@@ -209,7 +208,6 @@ def curve_figure(
     series: Mapping[str, tuple[np.ndarray, np.ndarray]],
     x_name: str,
     y_name: str,
-    bands: Mapping[str, np.ndarray] = MappingProxyType({}),
     *,
     mark_lowest: bool = False,
     has_ticks_at_points: bool = False,
@@ -234,8 +232,6 @@ def curve_figure(
             markersize=2.5,
             label=label or None,
         )
-        if name in bands:
-            axes.fill_between(*bands[name], color=colour, **BAND)
     if axes.dataLim.y0 >= 0:
         # Start at zero, so that a loss falling from 6.0 to 5.9 does not look like success.
         axes.set_ylim(bottom=0)
