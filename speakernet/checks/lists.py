@@ -92,10 +92,15 @@ def _other_kind(listed: TrainingList) -> str:
     are_labels = speakers <= {"0", "1"} or lasts <= {"target", "nontarget"}
     are_trials = are_labels and all(len(path) == 2 for path in paths)
     # Speakers may have any name, but are unlikely to be named like audio files.
-    suffixes = {PurePosixPath(speaker).suffix.casefold() for speaker in speakers}
-    if not are_trials and not suffixes <= AUDIO_SUFFIXES:
+    if not are_trials and not _suffixes(speakers) <= AUDIO_SUFFIXES:
         return ""
-    return "a training list has `speaker path` lines; pass a trial list with --test_list"
+    if are_trials or _suffixes(lasts) & AUDIO_SUFFIXES:
+        return "a training list has `speaker path` lines; pass a trial list with --test_list"
+    return "its lines begin with a file name, but the speaker must come first: `speaker path`"
+
+
+def _suffixes(names: Iterable[str]) -> set[str]:
+    return {PurePosixPath(name).suffix.casefold() for name in names}
 
 
 def training_findings(training: TrainingList, min_utterances: int) -> list[Finding]:

@@ -444,3 +444,17 @@ def test_overlap(tmp_path, train, trials, shared):
         read_training_list(tmp_path / "train.txt"), read_trials(tmp_path / "trials.txt")
     )
     assert (finding.level, finding.examples) == ("warning" if shared else "ok", shared)
+
+
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ("s{0}/{0}.wav s{0}", "the speaker must come first"),
+        ("1 s{0}/{0}.wav s{0}/1.wav", "--test_list"),
+    ],
+)
+def test_lists_of_another_kind(tmp_path, capsys, line, advice):
+    path = tmp_path / "list.txt"
+    path.write_text("".join(line.format(number) + "\n" for number in range(1, 5)))
+    assert main(["doctor", "--train_list", str(path), "--train_path", str(tmp_path)]) == 1
+    assert advice in " ".join(capsys.readouterr().out.split())
