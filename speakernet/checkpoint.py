@@ -67,10 +67,10 @@ def read_checkpoint(path: str | Path) -> Any:
             f"{path} is a folder; give the path of a model file, such as {path / 'best.pt'}"
         )
     try:
-        # Files from elsewhere are read here, so nothing is believed: neither that it is a file at
-        # all, nor its sizes, nor its pickles. What is wrong is told apart into two kinds, because
-        # the trainer falls back to an earlier checkpoint for a damaged file but not for a disk that
-        # is away (`DamagedError`).
+        # Files from elsewhere are read here, so everything is checked: that it is a regular file,
+        # its sizes, and that it holds no pickles. Damage has its own error (`DamagedError`),
+        # because the trainer falls back to an earlier checkpoint if a file is damaged, but not if
+        # the disk is missing.
         with open_regular(path) as file:
             if instead := in_place_of_a_file(file):
                 raise DamagedError(f"{path} is not a checkpoint but {instead}")

@@ -66,7 +66,7 @@ def _exporting(folder: Path | None, *, is_forced: bool) -> Iterator[Path | None]
             known = dict(json.load(file))
     folder.mkdir(parents=True, exist_ok=True)
     # Which plots and tables there are depends on the run, so their names are known only when all
-    # are made. The temporary folder lies in the target, so that moving them is renaming.
+    # are made. The temporary folder is inside the target, so moving a file only renames it.
     with tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as temporary:
         yield Path(temporary)
         exported = sorted(Path(temporary).iterdir())

@@ -92,7 +92,11 @@ def check_trials(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np
     """
     scores = np.asarray(scores, dtype=np.float64)
     labels = np.asarray(labels).astype(bool)
-    assert scores.shape == labels.shape and scores.ndim == 1, "each score has a label"
+    if scores.shape != labels.shape or scores.ndim != 1:
+        raise ValueError(
+            f"scores of shape {scores.shape} with labels of shape {labels.shape}; expected one per "
+            "score"
+        )
     refuse_rows(np.isnan(scores), "NaN")
     if missing := missing_kind(labels):
         raise ValueError(

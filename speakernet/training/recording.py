@@ -235,8 +235,8 @@ class StepRecorder:
 
     def _give_up(self, reason: str) -> None:
         self._capture = None
-        # Not tried again, since a later step would fail for the same reason. Gradients of the
-        # attempt lie in the memory of its graph, so they are dropped too.
+        # Not tried again, since a later step would fail for the same reason. The attempt's
+        # gradients are in its graph's memory, so they are dropped as well.
         self._step.optimizer.zero_grad(set_to_none=True)
         self._step.forget()
         logger.warning("cuda_graph: steps are not recorded: %s", reason)

@@ -289,3 +289,8 @@ def test_sessions(tmp_path):
     for speakers in (speakers_of(trials), speakers_of(trials, tmp_path / "t.csv")):
         found = figures(trials, np.arange(4.0), speakers, EvaluationOptions(bootstrap_samples=0), 0)
         assert (found.num_same_session_targets, found.num_targets) == (2, 3)
+
+
+def test_scores_and_labels_of_different_lengths():
+    with pytest.raises(ValueError, match=r"\(3,\) with labels of shape \(2,\)"):
+        metrics.eer(np.zeros(3), np.array([0, 1]))

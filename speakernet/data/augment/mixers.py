@@ -12,6 +12,7 @@ Random choices are made in `augmenter.py`, and the audio comes from `banks.py`.
 # seed.
 
 import math
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -72,9 +73,20 @@ class Drawn:
     responses_db: ndarray
 
 
-class HostMixer:
-    """Changes a batch, float32 (batch, samples), in place, one utterance at a time, while its
-    samples are in the processor's cache.
+class Mixer(ABC):
+    """Changes a batch, float32 (batch, samples), in place, without any random choice."""
+
+    @abstractmethod
+    def reverberate(self, waveforms: Tensor, drawn: Drawn) -> None:
+        """Convolve each utterance with the RIR that was drawn for it, if any."""
+
+    @abstractmethod
+    def add_noises(self, waveforms: Tensor, drawn: Drawn) -> None:
+        """Add every source to its utterance."""
+
+
+class HostMixer(Mixer):
+    """Reads and adds one utterance at a time, while its samples are in the processor's cache.
 
     Noise in memory is cast straight into a scratch row and its scale goes into the weight; weights
     are Python numbers, so that a source is added in one pass. Scratch memory is kept between
@@ -94,7 +106,7 @@ class HostMixer:
         return HostMixer, (self._banks, self._rirs, self._is_classic)
 
     def reverberate(self, waveforms: Tensor, drawn: Drawn) -> None:
-        """Convolve each utterance with the RIR that was drawn for it, if any."""
+        """See `Mixer.reverberate`."""
         if self._rirs is None:
             return
         num_samples = waveforms.shape[1]
@@ -117,7 +129,7 @@ class HostMixer:
                 waveforms[utterance] = row[:num_samples]
 
     def add_noises(self, waveforms: Tensor, drawn: Drawn) -> None:
-        """Add every source to its utterance."""
+        """See `Mixer.add_noises`."""
         if not len(drawn.clips):
             return
         num_samples = waveforms.shape[1]
@@ -212,7 +224,7 @@ def gain_for_ratio(power: float, noise_power: float, ratio: float) -> float:
     return math.sqrt(max(power, POWER_FLOOR) / max(noise_power, POWER_FLOOR) * ratio)
 
 
-class DeviceMixer:
+class DeviceMixer(Mixer):
     """Mixes whole batches on one device, which holds all clips and RIRs.
 
     Args:
@@ -273,7 +285,7 @@ class DeviceMixer:
         self._rirs = torch.from_numpy(np.concatenate(responses)).to(self._device)
 
     def reverberate(self, waveforms: Tensor, drawn: Drawn) -> None:
-        """Convolve each utterance with the RIR that was drawn for it, if any."""
+        """See `Mixer.reverberate`."""
         utterances = np.flatnonzero(drawn.rirs >= 0)
         if not len(utterances):
             return
@@ -293,10 +305,8 @@ class DeviceMixer:
         waveforms.index_copy_(0, rows, reverberated)
 
     def add_noises(self, waveforms: Tensor, drawn: Drawn) -> None:
-        """Add every source to its utterance.
-
-        Each utterance's sources are one run of rows, and one call sums all runs; for an utterance
-        without sources the sum is zero.
+        """See `Mixer.add_noises`. Each utterance's sources are one run of rows, and one call sums
+        all runs; for an utterance without sources the sum is zero.
         """
         if not len(drawn.clips):
             return
