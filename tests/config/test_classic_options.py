@@ -10,6 +10,7 @@ import yaml
 
 from speakernet.config.aliases import ALIASES, CLASSIC_NAMES, MODE_FLAGS
 from speakernet.config.loading import load_config
+from tests.config.layers import load_line, load_text
 
 # Our section -> option, our key, value as written, and our value if it differs.
 OPTIONS = yaml.safe_load("""
@@ -82,11 +83,6 @@ def value_of(config, key):
     return functools.reduce(getattr, key.split("."), config)
 
 
-def loaded(text, tmp_path, *options):
-    (tmp_path / "their.yaml").write_text(text)
-    return load_config(["--config", str(tmp_path / "their.yaml"), *options])
-
-
 def test_completeness():
     theirs = {row[0] for row in ROWS} | {"eval"}
     assert theirs <= {*ALIASES, *MODE_FLAGS} and set(CLASSIC_NAMES) <= theirs
@@ -96,11 +92,11 @@ def test_completeness():
 def test_command_line_and_yaml(row, tmp_path):
     name, key, written, *other = row
     given = {**CHOOSES.get(name, {}), name: written}
-    flags = [word for option, value in given.items() for word in (f"--{option}", str(value))]
+    flags = " ".join(f"--{option} {value}" for option, value in given.items())
     expected = (other or [written])[0]
-    assert value_of(load_config(flags).config, key) == expected
+    assert value_of(load_line(flags).config, key) == expected
     lines = "".join(f"{option}: {value}\n" for option, value in given.items())
-    assert value_of(loaded(lines, tmp_path).config, key) == expected
+    assert value_of(load_text(tmp_path, lines).config, key) == expected
 
 
 @pytest.mark.parametrize(
@@ -108,22 +104,22 @@ def test_command_line_and_yaml(row, tmp_path):
     [("cosine_with_restarts", "cosine_restarts"), ("constant_with_warmup", "constant_with_warmup")],
 )
 def test_names_of_schedules(name, chosen):
-    schedule = load_config(["--scheduler", name]).config.schedule
+    schedule = load_line(f"--scheduler {name}").config.schedule
     assert schedule.name == chosen and schedule.warmup_epochs == (1.0 if "warmup" in name else 0.0)
 
 
 def test_omitted_options(tmp_path):
-    flags = ["--defaults", "voxceleb_trainer", "--trainfunc"]
-    by_flags = load_config([*flags, "amsoftmax"]).config
-    for config in (loaded("trainfunc: amsoftmax\n", tmp_path).config, by_flags):
+    flags = "--defaults voxceleb_trainer --trainfunc"
+    by_flags = load_line(f"{flags} amsoftmax").config
+    for config in (load_text(tmp_path, "trainfunc: amsoftmax\n").config, by_flags):
         for section, values in DEFAULTS.items():
             found = getattr(config, section).model_dump()
             assert {name: found[name] for name in values} == values
-    triplet = load_config([*flags, "triplet", "--optimizer", "sgd"]).config
+    triplet = load_line(f"{flags} triplet --optimizer sgd").config
     assert (triplet.loss.hard_probability, triplet.loss.hard_rank) == (0.5, 10)
     assert triplet.optimizer.nesterov is False
     # voxceleb_trainer's learning rate decays every test_interval.
-    assert loaded("test_interval: 4\n", tmp_path).config.schedule.decay_interval == 4
+    assert load_text(tmp_path, "test_interval: 4\n").config.schedule.decay_interval == 4
 
 
 def test_evaluation_by_flags():

@@ -11,30 +11,25 @@ from speakernet.config.aliases import ALIASES, translate
 from speakernet.config.loading import save_config
 from speakernet.config.reference import help_text, reference
 from speakernet.config.schema import SECTIONS, known_fields, stages_of, with_options
+from tests.config.layers import load_line, load_text, write
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = sorted((ROOT / "configs").rglob("*.yaml"))
 
 
-def write(folder, text, name="my.yaml"):
-    path = folder / name
-    path.write_text(text, encoding="utf-8")
-    return str(path)
-
-
 def test_command_line_beats_yaml_beats_default(tmp_path):
     file = write(tmp_path, "data:\n  batch_size: 7\noptimizer:\n  learning_rate: 2e-3\n")
-    config = load_config(f"--config {file} --data.batch_size 9".split()).config
+    config = load_line(f"--config {file} --data.batch_size 9").config
     assert (config.data.batch_size, config.optimizer.learning_rate) == (9, 2e-3)
     assert config.data.sample_rate == Config().data.sample_rate
-    assert load_config(f"--batch_size 11 --config {file}".split()).config.data.batch_size == 11
+    assert load_line(f"--batch_size 11 --config {file}").config.data.batch_size == 11
     # JSON is recognised by its content, with comments.
     text = '{\t// how many\n "data": {"batch_size": 6, "train_list": "s3://a//b.txt"} // "all"\n}'
-    data = load_config(["--config", write(tmp_path, text, "b.conf")]).config.data
+    data = load_line(f"--config {write(tmp_path, text, 'b.conf')}").config.data
     assert (data.batch_size, data.train_list) == (6, "s3://a//b.txt")
     first = write(tmp_path, "data:\n  batch_size: 7\n  crop_frames: 150\n", "first.yaml")
     second = write(tmp_path, "data:\n  batch_size: 8\n", "b.yaml")
-    config = load_config(f"--config {first} --config {second}".split()).config
+    config = load_line(f"--config {first} --config {second}").config
     assert (config.data.batch_size, config.data.crop_frames) == (8, 150)
     assert config.training.save_path == str(Path("exps/first"))
 
@@ -45,44 +40,57 @@ def test_files_of_prepare_and_files_without_an_option(tmp_path, monkeypatch, cap
     for folder in ("data/voices", "data/other"):
         Path(folder).mkdir(parents=True)
     file = write(tmp_path / "data/voices", "data:\n  batch_size: 7\n", "voices.yaml")
-    for words in (["--config", "voices.yaml"], ["--config", "voices"], ["voices.yaml"], [file]):
-        assert load_config([*words, "--seed", "3"]).config.data.batch_size == 7
+    for name in ("--config voices.yaml", "--config voices", "voices.yaml", file):
+        assert load_line(f"{name} --seed 3").config.data.batch_size == 7
     assert "data/voices/voices.yaml" in caplog.text
     # A file of the working directory comes first; two prepared ones are a question.
     write(tmp_path / "data/other", "", "voices.yaml")
     with pytest.raises(ConfigError, match=r"data/other/voices\.yaml, data/voices/voices\.yaml"):
-        load_config(["--config", "voices.yaml"])
+        load_line("--config voices.yaml")
     write(tmp_path, "data:\n  batch_size: 9\n", "voices.yaml")
-    assert load_config(["voices.yaml"]).config.data.batch_size == 9
+    assert load_line("voices.yaml").config.data.batch_size == 9
 
 
 # File, command line, fragments of the message.
 MISTAKES = [
-    ("", ["--training.seed", "3"], r"^command line: .*training\.seed.*runtime\.seed"),
-    ("data:\n  batch_size: 7\n  batchsize: 8\n", [], r"my\.yaml:3.*data\.batchsize.*'batch_size'"),
-    ("\ndata:\n  batch_size: many\n", [], r"my\.yaml:3: data\.batch_size is 'many'.*whole number"),
-    ("", ["--max_epohc", "3"], r"--max_epohc.*max_epoch"),
-    ("", ["--mixed-precision", "half"], r"runtime\.precision is 'half'"),
-    ("", ["--evaluation.sweep", "wind"], r"evaluation\.sweep is 'wind'.*list in brackets"),
-    ("", ["--qqq", "3"], r"qqq; --help all"),
-    ("", ["--model.name", "ResNet35"], r"^command line: model\.name\b(?!.*model\.name).*ResNet35"),
-    ("", ["--model.embedding_dim", "--eval"], r"model\.embedding_dim is without a value"),
-    ("", ["--defaults", "theirs"], "theirs"),
-    ("", ["--config", "exp1.yaml"], r"exp01\.yaml"),
-    ("", ["--eval", "3"], "--eval.*'3'"),
+    ("", "--training.seed 3", r"^command line: .*training\.seed.*runtime\.seed"),
+    ("data:\n  batch_size: 7\n  batchsize: 8\n", "", r"my\.yaml:3.*data\.batchsize.*'batch_size'"),
+    ("\ndata:\n  batch_size: many\n", "", r"my\.yaml:3: data\.batch_size is 'many'.*whole number"),
+    ("", "--max_epohc 3", r"--max_epohc.*max_epoch"),
+    ("", "--mixed-precision half", r"runtime\.precision is 'half'"),
+    ("", "--evaluation.sweep wind", r"evaluation\.sweep is 'wind'.*list in brackets"),
+    ("", "--qqq 3", r"qqq; --help all"),
+    ("", "--model.name ResNet35", r"^command line: model\.name\b(?!.*model\.name).*ResNet35"),
+    ("", "--model.embedding_dim --eval", r"model\.embedding_dim is without a value"),
+    ("", "--defaults theirs", "theirs"),
+    ("", "--config exp1.yaml", r"exp01\.yaml"),
+    ("", "--eval 3", "--eval.*'3'"),
     (
         "exp_dir: e\ndataset_args: {}\nmodel_args: {}\n",
-        [],
+        "",
         r"exp_dir, dataset_args, model_args are .*import-config",
+    ),
+    # Names that have no counterpart.
+    ("", "--warmup_ratio 0.1", "schedule.warmup_epochs"),
+    ("", "--resume 0.1", "the same command resumes"),
+    ("", "--fsdp 0.1", "runtime.parallel: fsdp"),
+    # Options of an earlier version.
+    ("", "--augment.warp_factors '[1.0, 1.1]'", r"augment\.warp_factors .*speed_factors"),
+    ("", "--loss.teacher cam.pt", r"loss\.teacher was removed"),
+    ("", "--trainfunc combined --loss.metric '{teacher: a.pt}'", r"loss\.metric\.teacher"),
+    ("", "--training.trackers '[tensorboard, csv]'", r"csv .*metrics\.jsonl"),
+    (
+        "",
+        "--stages '[{name: a, epochs: 1, augment: {warp_factors: [1.0]}}]'",
+        r"augment\.warp_factors",
     ),
 ]
 
 
-@pytest.mark.parametrize(("text", "options", "found"), MISTAKES)
-def test_mistakes(text, options, found, tmp_path):
-    file = ["--config", write(tmp_path, text)] if text else []
-    with pytest.raises(ConfigError, match=found):
-        load_config([*file, *options])
+@pytest.mark.parametrize(("text", "line", "message"), MISTAKES)
+def test_mistakes(text, line, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        load_text(tmp_path, text, line)
 
 
 STAGES = """loss: {name: aamsoftmax, margin: 0.2}
@@ -96,7 +104,7 @@ stages:
 
 
 def test_stages_build_on_each_other(tmp_path):
-    config = load_config(["--config", write(tmp_path, STAGES), "--save_path", "run"]).config
+    config = load_text(tmp_path, STAGES, "--save_path run").config
     stages = stages_of(config)
     epochs = {name: stage.training.max_epochs for name, stage in stages.items()}
     assert epochs == {"head": 3, "joint": 2, "last": 1}
@@ -105,9 +113,9 @@ def test_stages_build_on_each_other(tmp_path):
     assert margins == ["linear", "constant", "constant"]
     assert stages["last"].data.crop_frames == 300 and stages["last"].loss.margin == 0.5
     save_config(config, tmp_path / "saved.yaml")
-    saved = load_config(f"--config {tmp_path}/saved.yaml --save_path run".split()).config
+    saved = load_line(f"--config {tmp_path}/saved.yaml --save_path run").config
     assert stages_of(saved) == stages
-    alone = load_config([]).config
+    alone = load_line().config
     assert stages_of(alone) == {"": alone}
 
 
@@ -117,7 +125,7 @@ def test_unfreezing_is_of_one_stage(tmp_path):
     plans[1]["model"] = plans[3]["model"] = model
     pretrained = {"name": "Pretrained", "options": {"backbone": "b"}}
     text = yaml.safe_dump({"model": pretrained, "stages": plans})
-    stages = stages_of(load_config(["--config", write(tmp_path, text)]).config)
+    stages = stages_of(load_text(tmp_path, text).config)
     options = [stage.model.options for stage in stages.values()]
     assert [option.unfreeze_epochs for option in options] == [0, 2, 0, 2]
     assert [option.trained for option in options] == ["nothing", "all", "all", "all"]
@@ -156,13 +164,13 @@ def test_bad_stages(tmp_path, found, changed, message):
     assert found in STAGES
     file = write(tmp_path, STAGES.replace(found, changed))
     with pytest.raises(ConfigError, match=rf"{file}:\d+: .*{message}") as refused:
-        load_config(["--config", file])
+        load_line(f"--config {file}")
     assert "\n" not in str(refused.value)
 
 
 def test_differences_in_a_flat_file(tmp_path, caplog):
     def loaded(text):
-        return load_config(["--config", write(tmp_path, f"model: ResNetSE34L\n{text}\n")])
+        return load_text(tmp_path, f"model: ResNetSE34L\n{text}\n")
 
     assert loaded("nLcasses: 5994").config.data.num_classes == 5994
     assert "my.yaml:2" in caplog.text and "nClasses" in caplog.text
@@ -170,7 +178,7 @@ def test_differences_in_a_flat_file(tmp_path, caplog):
     assert "training.max_grad_norm 0.0 (5.0), runtime.precision no (auto)" in defaults
     assert "data.batch_size" not in defaults and "data.train_list" not in defaults
     assert "runtime.precision" not in loaded("mixedprec: True").defaults
-    assert "max_grad_norm" not in load_config([]).defaults
+    assert "max_grad_norm" not in load_line().defaults
 
 
 OF_EARLIER_VERSIONS = {
@@ -190,15 +198,14 @@ OF_EARLIER_VERSIONS = {
 
 
 def test_configuration_of_an_earlier_version(tmp_path, caplog):
-    words = f"--save_path {tmp_path} --trainfunc combined --max_epoch 2".split()
-    plain = load_config(words).config
+    plain = load_line(f"--save_path {tmp_path} --trainfunc combined --max_epoch 2").config
     saved = plain.model_dump()
     del saved["training"]["save_path"]
     for section, fields in OF_EARLIER_VERSIONS.items():
         saved[section] |= fields
     saved["loss"]["classification"] |= {"teacher": "", "teacher_weight": 1.0}
     file = write(tmp_path, yaml.safe_dump(saved), "config.yaml")
-    config = load_config(["--config", file]).config
+    config = load_line(f"--config {file}").config
     assert config.training.trackers == ["tensorboard"] and config.loss == plain.loss
     assert config.training.stages[1].augment == {}
     assert "loss.teacher: teacher.pt is ignored" in caplog.text
@@ -208,35 +215,17 @@ def test_configuration_of_an_earlier_version(tmp_path, caplog):
     assert config_from_dict(saved) == config
 
 
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (["--augment.warp_factors", "[1.0, 1.1]"], r"augment\.warp_factors .*speed_factors"),
-        (["--loss.teacher", "cam.pt"], r"loss\.teacher was removed"),
-        (["--trainfunc", "combined", "--loss.metric", "{teacher: a.pt}"], r"loss\.metric\.teacher"),
-        (["--training.trackers", "[tensorboard, csv]"], r"csv .*metrics\.jsonl"),
-        (
-            ["--stages", "[{name: a, epochs: 1, augment: {warp_factors: [1.0]}}]"],
-            r"augment\.warp_factors",
-        ),
-    ],
-)
-def test_options_of_an_earlier_version_are_refused(words, named):
-    with pytest.raises(ConfigError, match=named):
-        load_config(words)
-
-
 def test_words_of_switches(tmp_path):
     text = "data: {ram_corpus: on, pin_memory: off}\nruntime: {precision: no, compile: off}\n"
-    config = load_config(["--config", write(tmp_path, text)]).config
+    config = load_text(tmp_path, text).config
     assert (config.data.ram_corpus, config.data.pin_memory) == ("on", False)
     assert (config.runtime.precision, config.runtime.compile) == ("no", "off")
     text = 'augment: "True"\nlog_input: "False"\nmodel: ResNetSE34L\neval: "False"\n'
-    loaded = load_config(["--config", write(tmp_path, text)])
+    loaded = load_text(tmp_path, text)
     assert loaded.config.augment.enabled is True and loaded.config.frontend.log_input is False
-    assert not loaded.evaluate_only and load_config(["--eval"]).evaluate_only
-    assert load_config(["--mixed-precision", "--bf16"]).config.runtime.precision == "bf16"
-    assert load_config(["--bf16", "--mixed-precision"]).config.runtime.precision == "auto"
+    assert not loaded.evaluate_only and load_line("--eval").evaluate_only
+    assert load_line("--mixed-precision --bf16").config.runtime.precision == "bf16"
+    assert load_line("--bf16 --mixed-precision").config.runtime.precision == "auto"
 
 
 def test_help_and_reference():
@@ -255,15 +244,15 @@ def test_help_and_reference():
 def test_defaults(tmp_path):
     flat = write(tmp_path, "model: ResNetSE34L\ntrainfunc: amsoftmax\n", "flat.yaml")
     sections = write(tmp_path, "data:\n  batch_size: 7\n", "sections.yaml")
-    loaded = load_config(["--config", flat])
+    loaded = load_line(f"--config {flat}")
     assert loaded.is_classic and loaded.defaults.startswith(f"voxceleb_trainer ({flat}")
-    loaded = load_config(f"--config {sections} --max_epoch 3".split())
+    loaded = load_line(f"--config {sections} --max_epoch 3")
     assert not loaded.is_classic and loaded.config.training.max_epochs == 3
-    theirs = load_config(["--config", sections, "--defaults=voxceleb_trainer"]).config
-    ours = load_config(f"--config {flat} --defaults speakernet".split()).config
+    theirs = load_line(f"--config {sections} --defaults=voxceleb_trainer").config
+    ours = load_line(f"--config {flat} --defaults speakernet").config
     assert (theirs.augment.style, ours.augment.style) == ("classic", "ours")
-    assert load_config(["--bf16"]).defaults.startswith("speakernet (")
-    assert "--defaults voxceleb_trainer" in load_config(["--model", "ResNetSE34L"]).defaults
+    assert load_line("--bf16").defaults.startswith("speakernet (")
+    assert "--defaults voxceleb_trainer" in load_line("--model ResNetSE34L").defaults
 
 
 def test_defaults_of_a_foreign_checkpoint(tmp_path):
@@ -311,48 +300,48 @@ def test_saved_copy(tmp_path, monkeypatch):
         "--train_list list.txt --data.synthetic_corpus made --save_path run --lr 3e-4 "
         "--loss.name softmax --schedule.name constant"
     )
-    config = load_config(words.split()).config
+    config = load_line(words).config
     assert config_from_dict(config.model_dump()) == config
     save_config(config, Path("run/config.yaml"))
     saved = yaml.safe_load(Path("run/config.yaml").read_text())
     assert saved["loss"]["name"] == "softmax" and "margin" not in saved["loss"]
     assert "final_learning_rate" not in saved["schedule"]
     monkeypatch.chdir(tmp_path)
-    again = load_config(["--config", "work/run/config.yaml"]).config
+    again = load_line("--config work/run/config.yaml").config
     assert again.data.train_list == str(tmp_path / "work" / "list.txt")
     assert again.data.synthetic_corpus == str(tmp_path / "work" / "made")
     assert again.training.save_path == str(Path("work/run"))
     for section in ("loss", "schedule", "optimizer"):
         assert getattr(again, section) == getattr(config, section)
     (tmp_path / "work" / "run").rename(tmp_path / "copy")
-    copy = ["--config", "copy/config.yaml"]
-    assert load_config(copy).config.training.save_path == "copy"
-    assert load_config([*copy, "--save_path", "new"]).config.training.save_path == "new"
+    copy = "--config copy/config.yaml"
+    assert load_line(copy).config.training.save_path == "copy"
+    assert load_line(f"{copy} --save_path new").config.training.save_path == "new"
 
 
 def test_folder_of_a_saved_list(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
-    config = load_config(["--train_list", "a/train.txt", "--test_list", "a/trials.txt"]).config
+    config = load_line("--train_list a/train.txt --test_list a/trials.txt").config
     config = with_options(config, "data", train_path="corpus/train", test_path="corpus/test")
     save_config(config, Path("run/config.yaml"))
 
-    def data(*options, file="run/config.yaml"):
-        return load_config(["--config", file, *options]).config.data
+    def data(options="", file="run/config.yaml"):
+        return load_line(f"--config {file} {options}").config.data
 
     corpus = str(tmp_path / "corpus" / "test")
     with caplog.at_level(logging.INFO):
         assert data().test_path == corpus and "data.test_path" not in caplog.text
-        data("--test_list", "b/other.txt")
+        data("--test_list b/other.txt")
     assert caplog.text.count("data.test_path") == 1
     for spelling in ("--test_list", "--data.test_list"):
-        other = data(spelling, "b/other.txt")
+        other = data(f"{spelling} b/other.txt")
         assert (other.test_list, other.test_path) == ("b/other.txt", "")
         assert other.train_path == str(tmp_path / "corpus" / "train")
-        assert data(spelling, "a/trials.txt").test_path == corpus
-        assert data(spelling, "b/other.txt", "--test_path", "c").test_path == "c"
+        assert data(f"{spelling} a/trials.txt").test_path == corpus
+        assert data(f"{spelling} b/other.txt --test_path c").test_path == "c"
     # A folder named in a recipe applies to other lists too.
     Path("recipe.yaml").write_text("data: {test_list: a/trials.txt, test_path: corpus/test}\n")
-    assert data("--test_list", "b/other.txt", file="recipe.yaml").test_path == "corpus/test"
+    assert data("--test_list b/other.txt", "recipe.yaml").test_path == "corpus/test"
 
 
 def test_relative_inputs(tmp_path, monkeypatch):
@@ -365,7 +354,7 @@ def test_relative_inputs(tmp_path, monkeypatch):
         "data:\n  train_list: both.txt\n  test_list: only.txt\ntraining:\n  save_path: out\n",
     )
     monkeypatch.chdir(tmp_path / "here")
-    config = load_config(["--config", "../there/my.yaml"]).config
+    config = load_line("--config ../there/my.yaml").config
     assert config.data.train_list == "both.txt" and config.training.save_path == "out"
     assert Path(config.data.test_list).read_text() == "there"
 
@@ -383,33 +372,19 @@ def test_names_that_people_type():
         "--learning_rate 0.5 --num_workers 3 --max_epochs 7 --output_dir exps/x "
         "--torch_compile_mode reduce-overhead"
     )
-    config = load_config(words.split()).config
+    config = load_line(words).config
     assert (config.optimizer.learning_rate, config.data.num_workers) == (0.5, 3)
     assert (config.training.max_epochs, config.training.save_path) == (7, "exps/x")
     assert (config.runtime.compile, config.runtime.compile_mode) == ("on", "reduce-overhead")
-
-
-@pytest.mark.parametrize(
-    ("word", "advice"),
-    [
-        ("--warmup_ratio", "schedule.warmup_epochs"),
-        ("--resume", "the same command resumes"),
-        ("--fsdp", "runtime.parallel: fsdp"),
-    ],
-)
-def test_names_without_a_counterpart(word, advice):
-    with pytest.raises(ConfigError, match=advice):
-        load_config([word, "0.1"])
 
 
 def test_a_limit_of_trials_does_not_apply_to_scoring(tmp_path):
     """A training's file may limit its validation; on the command line of --eval the limit would do
     nothing.
     """
-    path = tmp_path / "a.yaml"
-    path.write_text("evaluation: {max_trials: 100}\n")
-    scoring = f"--config {path} --eval --initial_model best.pt".split()
-    assert load_config(scoring).config.evaluation.max_trials == 100
-    assert load_config(["--max_test_pairs", "5"]).config.evaluation.max_trials == 5
+    file = write(tmp_path, "evaluation: {max_trials: 100}\n")
+    scoring = f"--config {file} --eval --initial_model best.pt"
+    assert load_line(scoring).config.evaluation.max_trials == 100
+    assert load_line("--max_test_pairs 5").config.evaluation.max_trials == 5
     with pytest.raises(ConfigError, match=r"--max_test_pairs: 5 .*--test_list"):
-        load_config([*scoring, "--max_test_pairs", "5"])
+        load_line(f"{scoring} --max_test_pairs 5")

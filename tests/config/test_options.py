@@ -2,7 +2,6 @@
 line.
 """
 
-import json
 import math
 import os
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from speakernet.assembly.training import build_loss
-from speakernet.config import ConfigError, config_from_dict, load_config
+from speakernet.config import ConfigError, config_from_dict
 from speakernet.config.loading import save_config
 from speakernet.config.schema import CHOICES, MODELS, POOLINGS, SECTIONS, stages_of, with_changes
 from speakernet.losses.options import (
@@ -22,12 +21,7 @@ from speakernet.losses.options import (
     TripletOptions,
 )
 from speakernet.options import OptionError, default_of, description_of, in_words
-
-
-def write(folder, text, name="my.yaml"):
-    path = folder / name
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return str(path)
+from tests.config.layers import load_line, load_text, write
 
 
 def every_option():
@@ -122,7 +116,7 @@ def test_broken_file(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     content, found = BROKEN[name]
     with pytest.raises(ConfigError) as caught:
-        load_config(["--config", write(tmp_path, content)])
+        load_text(tmp_path, content)
     assert found in str(caught.value)
     assert not Path("made").exists()
 
@@ -140,15 +134,15 @@ def test_broken_file(name, tmp_path, monkeypatch):
 )
 def test_broken_value_in_a_line(text, tmp_path):
     with pytest.raises(ConfigError, match=r"^command line: model\.options"):
-        load_config(["--model.name", "ResNet", "--model.options", text])
+        load_line(f"--model.name ResNet --model.options '{text}'")
     with pytest.raises(ConfigError, match=r"my\.yaml"):
-        load_config(["--config", write(tmp_path, f"model:\n  name: ResNet\n  options: '{text}'\n")])
+        load_text(tmp_path, f"model:\n  name: ResNet\n  options: '{text}'\n")
 
 
 def test_fifo_is_not_opened(tmp_path):
     os.mkfifo(tmp_path / "fifo.yaml")
     with pytest.raises(ConfigError, match=r"fifo\.yaml"):
-        load_config(["--config", str(tmp_path / "fifo.yaml")])
+        load_line(f"--config {tmp_path}/fifo.yaml")
 
 
 # Text, key, and the nearest option or the components that have it.
@@ -200,56 +194,54 @@ IDLE = [
 @pytest.mark.parametrize(("text", "key", "hint"), IDLE)
 def test_refused_with_place_and_hint(text, key, hint, tmp_path):
     with pytest.raises(ConfigError) as caught:
-        load_config(["--config", write(tmp_path, text + "\n")])
+        load_text(tmp_path, text + "\n")
     found = str(caught.value)
     assert "my.yaml:" in found and f"{key} " in found.replace(":", " ") and hint in found
 
 
 def test_flat_file_is_warned(tmp_path, caplog):
     text = "trainfunc: amsoftmax\nhard_rank: 3\nsinc_stride: 10\n"
-    load_config(["--config", write(tmp_path, text)])
+    load_text(tmp_path, text)
     assert "my.yaml:2: loss.hard_rank" in caplog.text
     assert "my.yaml:3: model.options.sinc_stride" in caplog.text
-    load_config(["--defaults", "voxceleb_trainer", "--hard_prob", "0.3"])
+    load_line("--defaults voxceleb_trainer --hard_prob 0.3")
     assert "loss.hard_probability" in caplog.text
     with pytest.raises(ConfigError, match=r"--hard_rank: loss\.hard_rank"):
-        load_config(["--hard_rank", "3"])
+        load_line("--hard_rank 3")
 
 
 def test_later_layer_replaces_a_component(tmp_path, caplog):
     text = "loss: {name: triplet, hard_rank: 3}\noptimizer: {name: sgd, momentum: 0.5}\n"
     first = write(tmp_path, text, "a.yaml")
     second = write(tmp_path, "optimizer: {name: adamw}\n", "b.yaml")
-    config = load_config(["--config", first, "--config", second, "--loss.name", "softmax"]).config
+    config = load_line(f"--config {first} --config {second} --loss.name softmax").config
     assert (config.loss.name, config.optimizer.name) == ("softmax", "adamw")
     (message,) = caplog.messages
     assert all(word in message for word in ("loss.hard_rank", "optimizer.momentum", "a.yaml:1"))
     with pytest.raises(ConfigError, match=r"loss\.scale"):
-        load_config(["--config", first, "--loss.name", "triplet", "--loss.scale", "3"])
+        load_line(f"--config {first} --loss.name triplet --loss.scale 3")
     # The same name replaces nothing, and an option in an earlier layer may belong to a name in a
     # later one.
     idle = write(tmp_path, "loss: {hard_rank: 3}\n", "c.yaml")
     for file in (first, idle):
-        assert load_config(["--config", file, "--loss.name", "triplet"]).config.loss.hard_rank == 3
+        assert load_line(f"--config {file} --loss.name triplet").config.loss.hard_rank == 3
 
 
 def test_another_model_or_pooling(tmp_path, caplog):
-    def model_of(*words, text=""):
-        file = ["--config", write(tmp_path, text)] if text else []
-        return load_config([*file, *words]).config.model
+    def model_of(line, text=""):
+        return load_text(tmp_path, text, line).config.model
 
     text = "model: {name: ResNet, options: {channels: 32}}\nfrontend: {num_mels: 40}\n"
-    assert model_of("--model", "RawNet3", text=text).options == MODELS["RawNet3"].options()
+    assert model_of("--model RawNet3", text).options == MODELS["RawNet3"].options()
     assert "model.options.channels" in caplog.text and "frontend.num_mels" in caplog.text
     text = "model: {name: ResNet, pooling: MQMHASTP, pooling_options: {heads: 4}}\n"
-    options = model_of("--model.pooling_options.queries", "3", text=text).pooling_options
+    options = model_of("--model.pooling_options.queries 3", text).pooling_options
     assert options == POOLINGS["MQMHASTP"].options(heads=4, queries=3)
     # The model's meaning of a common option name.
-    options = model_of("--model", "ECAPA_TDNN", "--model.pooling", "ASP").pooling_options
+    options = model_of("--model ECAPA_TDNN --model.pooling ASP").pooling_options
     assert options == POOLINGS["GlobalASTP"].options()
     # The model's default pooling.
-    words = ["--model", "CAMPPlus", "--model.pooling_options.variance_floor", "1e-8"]
-    config = load_config(words).config
+    config = load_line("--model CAMPPlus --model.pooling_options.variance_floor 1e-8").config
     options = config.model.pooling_options
     assert options.variance_floor == 1e-8 and config_from_dict(config.model_dump()) == config
     assert with_changes(config, model={"name": "ResNet34"}).model.pooling_options == options
@@ -275,35 +267,34 @@ MEANT = CombinedOptions(
 
 def test_losses_within_combined(tmp_path, caplog):
     file = write(tmp_path, COMBINED)
-    config = load_config(["--config", file]).config
+    config = load_line(f"--config {file}").config
     assert config.loss == MEANT and config.loss.margin == 0.3
     assert config_from_dict(config.model_dump()) == config
     save_config(config, tmp_path / "config.yaml")
-    assert load_config(["--config", str(tmp_path / "config.yaml")]).config.loss == MEANT
-    words = (
+    assert load_line(f"--config {tmp_path}/config.yaml").config.loss == MEANT
+    line = (
         "--loss.name combined --loss.metric.name triplet --loss.metric.margin 0.1 "
-        "--loss.metric_weight 0.5 --loss.classification"
+        "--loss.metric_weight 0.5 --loss.classification '{name: amsoftmax, margin: 0.3}'"
     )
-    of_words = load_config([*words.split(), "{name: amsoftmax, margin: 0.3}"])
-    assert of_words.config.loss == MEANT
-    assert load_config(["--loss.name", "combined"]).config.loss == CombinedOptions()
-    other = load_config(["--config", file, "--loss.metric.name", "ge2e"]).config
+    assert load_line(line).config.loss == MEANT
+    assert load_line("--loss.name combined").config.loss == CombinedOptions()
+    other = load_line(f"--config {file} --loss.metric.name ge2e").config
     assert other.loss.metric == GE2EOptions() and other.loss.classification == MEANT.classification
     assert "loss.metric.margin (" in caplog.text
     caplog.clear()
-    assert load_config(["--config", file, "--loss.name", "softmax"]).config.loss == SoftmaxOptions()
+    assert load_line(f"--config {file} --loss.name softmax").config.loss == SoftmaxOptions()
     for key in ("classification.margin", "metric.name", "metric_weight"):
         assert f"loss.{key} (" in caplog.text
     # The second stage enlarges the margin of the classification loss.
-    later = {"name": "later", "epochs": 1, "loss": {"classification": {"margin": 0.5}}}
-    stages = json.dumps([{"name": "base", "epochs": 1}, later])
-    staged = load_config(["--config", file, "--training.stages", stages]).config
+    base = "{name: base, epochs: 1}"
+    later = "{name: later, epochs: 1, loss: {classification: {margin: 0.5}}}"
+    staged = load_line(f"--config {file} --training.stages '[{base}, {later}]'").config
     larger = MEANT.classification.model_copy(update={"margin": 0.5})
     assert stages_of(staged)["later"].loss == MEANT.model_copy(update={"classification": larger})
 
 
 def test_changes_within_combined(tmp_path):
-    config = load_config(["--config", write(tmp_path, COMBINED)]).config
+    config = load_text(tmp_path, COMBINED).config
     assert with_changes(config, loss={"name": "softmax"}).loss == SoftmaxOptions()
     changed = with_changes(config, loss={"metric": {"name": "angleproto"}})
     assert changed.loss.metric == AngularPrototypicalOptions() and changed.loss.metric_weight == 0.5

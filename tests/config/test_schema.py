@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from speakernet.cli import main
-from speakernet.config import load_config
 from speakernet.config.loading import RECIPES
+from tests.config.layers import load_line, load_text, write
 
 RECIPE_FILES = sorted(RECIPES.rglob("*.yaml"))
 
@@ -34,8 +34,8 @@ def test_recipes(schema, path):
     address = text.split("$schema=")[1].split("\n")[0]
     assert (path.parent / address).resolve() == (RECIPES / "schema.json").resolve()
     assert not errors_of(schema, yaml.safe_load(text))
-    base = ["--config", "exp01.yaml"] if path.name.startswith(("preset", "test")) else []
-    assert not errors_of(schema, load_config([*base, "--config", str(path)]).config.model_dump())
+    base = "--config exp01.yaml" if path.name.startswith(("preset", "test")) else ""
+    assert not errors_of(schema, load_line(f"{base} --config {path}").config.model_dump())
 
 
 @pytest.mark.parametrize(
@@ -52,20 +52,18 @@ def test_mistakes(schema, text, word):
 
 
 def test_schema_named_in_a_file(tmp_path):
-    path = tmp_path / "one.json"
-    path.write_text('{"$schema": "schema.json", "data": {"batch_size": 7}}')
-    assert load_config(["--config", str(path)]).config.data.batch_size == 7
+    text = '{"$schema": "schema.json", "data": {"batch_size": 7}}'
+    assert load_text(tmp_path, text).config.data.batch_size == 7
 
 
 def test_differences(tmp_path, capsys):
-    for name, size in (("one", 7), ("other", 8)):
-        (tmp_path / f"{name}.yaml").write_text(
-            f"data: {{batch_size: {size}}}\nmodel: {{name: ResNet34}}\n"
-        )
-    files = [str(tmp_path / "one.yaml"), str(tmp_path / "other.yaml")]
-    assert main(["show-config", "--diff", *files]) == 0
+    for size in (7, 8):
+        text = f"data: {{batch_size: {size}}}\nmodel: {{name: ResNet34}}\n"
+        write(tmp_path, text, f"{size}.yaml")
+    command = f"show-config --diff {tmp_path}/7.yaml {tmp_path}/8.yaml"
+    assert main(command.split()) == 0
     assert capsys.readouterr().out == "data.batch_size: 7 -> 8\n"
-    assert main(["show-config", "--diff", *files, "--data.batch_size", "9"]) == 0
+    assert main(f"{command} --data.batch_size 9".split()) == 0
     assert capsys.readouterr().out == "no option differs\n"
 
 

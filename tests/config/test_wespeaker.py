@@ -8,10 +8,9 @@ import pytest
 import yaml
 
 from speakernet.cli import main
-from speakernet.config import load_config
-from speakernet.config.loading import RECIPES
 from speakernet.config.schema import stages_of
 from speakernet.training.schedules import LearningRateSchedule
+from tests.config.layers import load_line, write
 
 RESNET = """
 gpus: "[0,1]"
@@ -95,10 +94,16 @@ def changed(changes, into=None):
     return {name: value for name, value in found.items() if value is not None}
 
 
-def convert(tmp_path, theirs, *words):
-    source, ours = tmp_path / "theirs.yaml", tmp_path / "ours.yaml"
-    source.write_text(yaml.safe_dump(theirs))
-    return main(["import-config", str(source), *words, "--out", str(ours)])
+def convert(tmp_path, theirs, later=None, *option):
+    """Convert a recipe and its later stage, named by an option or not, into `ours.yaml`."""
+    files = [write(tmp_path, yaml.safe_dump(theirs), "theirs.yaml")]
+    if later:
+        files += [*option, write(tmp_path, yaml.safe_dump(later), "later.yaml")]
+    return main(["import-config", *files, "--out", str(tmp_path / "ours.yaml")])
+
+
+def config_in(tmp_path):
+    return load_line(f"--config {tmp_path}/ours.yaml").config
 
 
 @pytest.mark.parametrize("recipe", RECIPES_THERE)
@@ -116,20 +121,17 @@ def test_recipes(recipe, tmp_path, capsys):
             "margin_update": {"initial_margin": 0.3, "update_margin": False},
         }
         stage = changed(changes, stage)
-    (tmp_path / "lm.yaml").write_text(yaml.safe_dump(stage))
-    assert convert(tmp_path, base, "--large-margin", str(tmp_path / "lm.yaml")) == 0
+    assert convert(tmp_path, base, stage, "--large-margin") == 0
     out = capsys.readouterr().out
     assert ("not converted: dataset_args.filter_args.max_num_frames: 800" in out) == has_limit
-    converted_stages, stages_by_hand = (
-        stages_of(load_config(["--config", str(path)]).config)
-        for path in (tmp_path / "ours.yaml", RECIPES / "voxceleb" / f"{recipe}.yaml")
-    )
+    converted_stages = stages_of(config_in(tmp_path))
+    stages_by_hand = stages_of(load_line(f"--config voxceleb/{recipe}.yaml").config)
     assert list(converted_stages) == list(stages_by_hand) == ["base", "large_margin"]
-    for stage_name, by_hand in stages_by_hand.items():
+    for stage_name, expected_stage in stages_by_hand.items():
         config = converted_stages[stage_name].model_dump()
-        for section, values in by_hand.model_dump().items():
+        for section, values in expected_stage.model_dump().items():
             for name, value in values.items():
-                has_no_effect = name == "probability" and not by_hand.augment.enabled
+                has_no_effect = name == "probability" and not expected_stage.augment.enabled
                 if name not in NOT_THERE.get(section, ()) and not has_no_effect:
                     # 1e-4 x 4 differs from 4e-4 in the last bit.
                     expected = pytest.approx(value) if isinstance(value, float) else value
@@ -162,8 +164,7 @@ def test_recipes(recipe, tmp_path, capsys):
 )
 def test_other_options(changes, expected, tmp_path):
     assert convert(tmp_path, changed(yaml.safe_load(changes))) == 0
-    found = yaml.safe_load((tmp_path / "ours.yaml").read_text())
-    load_config(["--config", str(tmp_path / "ours.yaml")])
+    found = config_in(tmp_path).model_dump()
     for section, options in yaml.safe_load(expected).items():
         assert found[section].items() >= options.items()
 
@@ -188,16 +189,15 @@ def test_unsupported_options(changes, words, tmp_path, capsys):
     assert words in line and not (tmp_path / "ours.yaml").exists()
 
 
-def rates(path, stage, epochs, steps_per_epoch=100):
-    """The learning rate of a converted stage at these epochs."""
-    config = stages_of(load_config(["--config", str(path)]).config)[stage]
+def rates(config, epochs):
+    """The learning rate of a stage at these epochs."""
     schedule = LearningRateSchedule(
         config.schedule,
         config.optimizer.learning_rate,
-        steps_per_epoch=steps_per_epoch,
+        steps_per_epoch=100,
         num_epochs=config.training.max_epochs,
     )
-    return [schedule(epoch * steps_per_epoch) for epoch in epochs]
+    return [schedule(100 * epoch) for epoch in epochs]
 
 
 GEMINI = """
@@ -214,15 +214,14 @@ def test_stage_with_another_optimizer(tmp_path, capsys):
     first["optimizer_args"] = {"weight_decay": 0.05}
     second = changed({**LARGE_MARGIN, "dataset_args": {"sample_num_per_epoch": 1000}})
     second["model"] = first["model"]
-    (tmp_path / "lm.yaml").write_text(yaml.safe_dump(second))
-    assert convert(tmp_path, first, str(tmp_path / "lm.yaml")) == 0
-    stages = stages_of(load_config(["--config", str(tmp_path / "ours.yaml")]).config)
+    assert convert(tmp_path, first, second) == 0
+    stages = stages_of(config_in(tmp_path))
     adamw, sgd = (stages[name].optimizer for name in ("base", "large_margin"))
     assert (adamw.name, adamw.weight_decay) == ("adamw", 0.05)
     assert (sgd.name, sgd.weight_decay, sgd.momentum, sgd.nesterov) == ("sgd", 0.0001, 0.9, True)
     # 256 utterances a step: four times the rate of 64, reached from the rate of 64.
     decay = (1e-6 / 1.25e-4) ** (1 / 165)
-    assert rates(tmp_path / "ours.yaml", "base", [0, 3, 6]) == pytest.approx(
+    assert rates(stages["base"], [0, 3, 6]) == pytest.approx(
         [1.25e-4, 2.5 * 1.25e-4 * decay**3, 4 * 1.25e-4 * decay**6]
     )
     assert "sample_num_per_epoch: 1000 (stage large_margin)" in capsys.readouterr().out
@@ -255,14 +254,13 @@ def test_stages_of_a_backbone(tmp_path):
     backbone = {"model_name": "facebook/w2v-bert-2.0", "frozen": False}
     second["dataset_args"]["w2vbert_args"] = backbone
     second["scheduler_args"] = {"max_lr": 1e-5, "min_lr": 5e-6, "warmup_epoch": 0, "fix_epoch": 2}
-    (tmp_path / "second.yaml").write_text(yaml.safe_dump(second))
-    assert convert(tmp_path, first, str(tmp_path / "second.yaml")) == 0
-    stages = stages_of(load_config(["--config", str(tmp_path / "ours.yaml")]).config)
-    options = [stages[name].model.options for name in ("base", "stage2")]
+    assert convert(tmp_path, first, second) == 0
+    base, later = stages_of(config_in(tmp_path)).values()
+    options = [stage.model.options for stage in (base, later)]
     assert [option.trained for option in options] == ["lora", "all"]
     assert (options[0].lora_rank, options[0].lora_alpha) == (64, 128)
-    assert rates(tmp_path / "ours.yaml", "base", [2.5, 5, 10]) == pytest.approx([5e-5, 1e-4, 1e-5])
-    assert rates(tmp_path / "ours.yaml", "stage2", [0, 4]) == pytest.approx([1e-5, 5e-6])
+    assert rates(base, [2.5, 5, 10]) == pytest.approx([5e-5, 1e-4, 1e-5])
+    assert rates(later, [0, 4]) == pytest.approx([1e-5, 5e-6])
 
 
 @pytest.mark.parametrize(
@@ -283,8 +281,8 @@ def test_what_is_not_converted(changes, note, tmp_path, capsys):
 
 def test_large_margin_configuration_alone(tmp_path):
     """`do_lm` is an option of the whole configuration: no speeds, no penalty on near speakers."""
-    theirs = {**changed(LARGE_MARGIN)}
+    theirs = changed(LARGE_MARGIN)
     theirs["projection_args"] = {"project_type": "arc_margin_intertopk_subcenter"}
     assert convert(tmp_path, theirs) == 0
-    config = load_config(["--config", str(tmp_path / "ours.yaml")]).config
+    config = config_in(tmp_path)
     assert config.augment.speed_factors == [1.0] and config.loss.inter_top_k == 0
