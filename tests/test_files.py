@@ -5,19 +5,14 @@ seeds.
 import ast
 import logging
 import os
-import random as python_random
 import resource
 import subprocess
 import sys
-import types
 import zipfile
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import pytest
-import torch
-from annotated_types import Ge, Le
 from hypothesis import given
 from hypothesis import strategies as some
 
@@ -26,9 +21,7 @@ from speakernet import random as seeding
 from speakernet.cli import main
 from speakernet.cli.train import _log_file
 from speakernet.data import parts
-from speakernet.options import Component, Options, create, lookup, options_of
 from speakernet.run_folder import held, refuse_unusable
-from speakernet.training.checkpoints import capture_random_state, restore_random_state
 
 
 class OwnError(files.FileError):
@@ -192,35 +185,6 @@ def test_names_of_parts(tmp_path):
     assert parts.list_parts(many).endswith("20/30 and more")
 
 
-class ScaledOptions(Options):
-    """Options for tests."""
-
-    scale: Annotated[float, Ge(0.0), Le(2.0)] = 1.0
-    """A factor."""
-
-
-class Thing:
-    def __init__(self, options, size):
-        self.made = (size, options.scale)
-
-
-def test_component_arguments():
-    table = {"part": Component(ScaledOptions, f"{__name__}:Thing")}
-    sys.modules.setdefault(__name__, types.SimpleNamespace(Thing=Thing))
-    options = options_of(table, "part", {"scale": 2})
-    assert create(table["part"], options, size=3, color="red").made == (3, 2.0)
-    with pytest.raises(ValueError, match=r"unknown model .CAM\+\+.; did you mean .CAMPPlus.\?"):
-        lookup({"CAMPPlus": 1, "ResNet34": 2}, "CAM++", "model")
-    with pytest.raises(ValueError, match="unknown model 'prt'; did you mean 'part'"):
-        lookup(table, "prt", "model")
-    for values, message in (
-        ({"sclae": 2}, r"sclae.*did you mean 'scale'"),
-        ({"scale": 3}, "scale is 3; expected a number from 0 to 2"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            options_of(table, "part", values)
-
-
 def test_keyed_generators():
     first = seeding.numpy_generator(1, 2, 3).random(4)
     assert np.array_equal(first, seeding.numpy_generator(1, 2, 3).random(4))
@@ -228,14 +192,6 @@ def test_keyed_generators():
         assert not np.array_equal(first, seeding.numpy_generator(*others).random(4))
     seeds = {seeding.derive_seed(seed, key) for seed in range(3) for key in range(3)}
     assert len(seeds) == 9 and all(0 <= seed < 1 << 63 for seed in seeds)
-
-
-def test_random_state_in_a_file(tmp_path):
-    seeding.seed_everything(5)
-    torch.save(capture_random_state(), tmp_path / "state.pt")
-    expected = (python_random.random(), np.random.rand(), torch.rand(1).item())
-    restore_random_state(torch.load(tmp_path / "state.pt", weights_only=True))
-    assert (python_random.random(), np.random.rand(), torch.rand(1).item()) == expected
 
 
 def test_atomic_write_replaces_files_only(tmp_path):

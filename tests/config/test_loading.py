@@ -61,6 +61,7 @@ MISTAKES = [
     ("", "--evaluation.sweep wind", r"evaluation\.sweep is 'wind'.*list in brackets"),
     ("", "--qqq 3", r"qqq; --help all"),
     ("", "--model.name ResNet35", r"^command line: model\.name\b(?!.*model\.name).*ResNet35"),
+    ("", "--model CAM++", r"'CAM\+\+'; did you mean 'CAMPPlus'"),
     ("", "--model.embedding_dim --eval", r"model\.embedding_dim is without a value"),
     ("", "--defaults theirs", "theirs"),
     ("", "--config exp1.yaml", r"exp01\.yaml"),

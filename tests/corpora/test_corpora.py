@@ -18,7 +18,6 @@ from preparation_corpora import (
 )
 from preparation_server import fake_source
 
-from speakernet.corpora.cnceleb import groups_of_length
 from speakernet.data.audio import audio_info, write_audio
 from speakernet.data.lists import read_model_trials, read_training_list, read_trials
 from tests.conftest import tiny_voice as voice
@@ -153,18 +152,6 @@ def test_cnceleb(tmp_path):
     before = {path: path.stat().st_mtime_ns for path in joined}
     assert run_data_prep("cnceleb", *words) == 0
     assert {path: path.stat().st_mtime_ns for path in joined} == before
-
-
-@pytest.mark.parametrize(
-    ("seconds", "groups"),
-    [
-        ([], []),
-        ([1, 1], [[0, 1]]),
-        ([3, 3, 1], [[0, 1, 2]]),
-    ],
-)
-def test_groups_of_length(seconds, groups):
-    assert groups_of_length(seconds, 5) == groups
 
 
 @pytest.mark.parametrize("name", ["librispeech", "vctk", "common_voice", "cnceleb"])

@@ -1,32 +1,27 @@
 """A corpus larger than memory: the same samples read from the file, the next batches read ahead."""
 
 import logging
-import pickle
 import shutil
 import threading
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from speakernet.assembly.data import build_training_loader, loading_facts
-from speakernet.assembly.inputs import Inputs
-from speakernet.config import Config
-from speakernet.config.schema import with_changes
+from speakernet.assembly.data import loading_facts
 from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.data import packed, sources
 from speakernet.data.audio import AudioError, write_audio
 from speakernet.data.batches import BatchMaker, BatchRequest
-from speakernet.data.lists import StringTable
-from speakernet.data.packed import SAMPLES, PackedRows, PackedSource
+from speakernet.data.lists import StringTable, write_training_list
+from speakernet.data.packed import SAMPLES, PackedSource
 from speakernet.data.packing import pack, pack_part
 from speakernet.data.parts import WorkPart
 from speakernet.data.workers import ReadAhead
+from tests.data.loaders import make_loader
 
 NAMES = [f"id{speaker}/{utterance}.wav" for speaker in range(4) for utterance in range(3)]
-SPEEDS = (Fraction(1), Fraction(9, 10))
 
 
 @pytest.fixture(scope="module")
@@ -41,89 +36,50 @@ def corpora(tmp_path_factory):
     pack(FolderInput(root / "audio"), root / "whole")
     for number in (1, 2):
         pack_part(FolderInput(root / "audio"), root / "parts", WorkPart(number, 2))
-    (root / "train.txt").write_text("".join(f"{name.split('/')[0]} {name}\n" for name in NAMES))
+    write_training_list(root / "train_list.txt", [(name[:3], name) for name in NAMES])
     return root
-
-
-def planner_of(corpus, names=NAMES):
-    source = PackedSource(corpus)
-    table = StringTable.from_strings(names)
-    lookup = source.lookup_table(table)
-    return BatchMaker(source.rows(table, lookup), lookup.num_samples, seed=3, speeds=SPEEDS)
-
-
-def loader_of(corpora, folder):
-    data = {"train_list": f"{corpora}/train.txt", "train_path": f"{corpora}/{folder}"}
-    data |= {"batch_size": 4, "crop_frames": 10, "ram_corpus": "off", "num_workers": 0}
-    config = with_changes(Config(), data=data)
-    return build_training_loader(config, Inputs(config, torch.device("cpu")))
-
-
-def requests_of(num_batches, rows=8):
-    random = np.random.default_rng(1)
-    return [
-        BatchRequest(
-            2, random.permutation(len(NAMES))[:rows], random.integers(0, 2, rows), 1600, batch
-        )
-        for batch in range(num_batches)
-    ]
-
-
-def batches_of(maker, requests):
-    return [crops.clone() for _, crops, _ in maker.run(requests)]
-
-
-@pytest.mark.parametrize("kind", ["whole", "parts"])
-def test_batches(corpora, monkeypatch, kind):
-    mapped = planner_of(corpora / kind)
-    assert isinstance(mapped.reader, PackedRows) and mapped.reader.is_mapped
-    monkeypatch.setattr(packed, "usable_memory_bytes", lambda: 0)
-    planner = planner_of(corpora / kind)
-    assert isinstance(planner.reader, PackedRows) and not planner.reader.is_mapped
-    again = pickle.loads(pickle.dumps(planner.reader))
-    assert not again.is_mapped and np.array_equal(
-        again.samples[100:200], mapped.reader.samples[100:200]
-    )
-    requests = requests_of(9)
-    wanted = batches_of(mapped, requests)
-    for maker in (planner, ReadAhead(planner)):
-        assert all(
-            torch.equal(left, right)
-            for left, right in zip(batches_of(maker, requests), wanted, strict=True)
-        )
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("read-ahead")]
 
 
 def test_read_errors(corpora, monkeypatch, tmp_path):
     monkeypatch.setattr(packed, "usable_memory_bytes", lambda: 0)
     corpus = tmp_path / "corpus"
     shutil.copytree(corpora / "whole", corpus)
-    planner = planner_of(corpus, [*NAMES[:11], "nobody.wav"])
-    request = requests_of(3, len(NAMES))
+    source = PackedSource(corpus)
+    names = StringTable.from_strings([*NAMES[:11], "nobody.wav"])
+    lookup = source.lookup_table(names)
+    reader = source.rows(names, lookup)
+    planner = BatchMaker(reader, lookup.num_samples, seed=3)
+    requests = [BatchRequest(2, np.arange(12), np.zeros(12, np.int64), 1600, 0)]
     with (corpus / SAMPLES).open("r+b") as file:
         file.truncate(20_000)
-    reader = planner.reader
     problems = reader.fill(
         np.arange(12), np.zeros(12, dtype=np.int64), np.empty((12, 1000), np.float32)
     )
     assert 0 not in problems and "became shorter while it was being read" in problems[10]
     assert "row 11" in problems[11]
     with pytest.raises(AudioError, match=r"became shorter|row \d+"):
-        batches_of(ReadAhead(planner), request)
+        list(ReadAhead(planner).run(requests))
 
 
-def test_automatic_choice(corpora, monkeypatch, caplog):
+def loader_of(corpora, folder):
+    return make_loader(corpora, train_path=f"{corpora}/{folder}", crop_frames=10, ram_corpus="off")
+
+
+@pytest.mark.parametrize("kind", ["whole", "parts"])
+def test_automatic_choice(corpora, monkeypatch, caplog, kind):
     caplog.set_level(logging.INFO)
-    fits = loader_of(corpora, "parts")
+    fits = loader_of(corpora, kind)
     assert isinstance(fits.maker, BatchMaker) and "read its crops ahead" not in caplog.text
+    assert fits.maker.reader.is_mapped
     monkeypatch.setattr(packed, "usable_memory_bytes", lambda: 1000)
-    ahead = loader_of(corpora, "parts")
-    assert isinstance(ahead.maker, ReadAhead) and isinstance(ahead.maker.maker, BatchMaker)
+    ahead = loader_of(corpora, kind)
+    assert isinstance(ahead.maker, ReadAhead) and not ahead.maker.reader.is_mapped
     assert "is larger than" in caplog.text
     assert loading_facts(ahead).is_on_disk and not loading_facts(fits).is_on_disk
     for left, right in zip(fits, ahead, strict=True):
         assert torch.equal(left.waveforms, right.waveforms)
         assert torch.equal(left.labels, right.labels)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("read-ahead")]
 
 
 def test_folders(corpora, monkeypatch):

@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 import pytest
 import soundfile
+from numpy.testing import assert_allclose, assert_array_equal
 from scipy.signal import resample_poly
 
 from speakernet.data.audio import (
@@ -54,9 +55,9 @@ def test_wav_layouts(tmp_path, random, subtype, layout, channels):
     assert (info.num_samples, info.num_channels, info.sample_rate) == (3000, channels, 16000)
     assert (info.data_offset >= 0) == (subtype not in ("ALAW", "ULAW"))
     found = read_audio(path)
-    np.testing.assert_allclose(found, expected, atol=0 if channels == 1 else 1e-6)
+    assert_allclose(found, expected, atol=0 if channels == 1 else 1e-6)
     assert found.dtype == np.float32
-    np.testing.assert_allclose(read_audio(path, 1000, 500), expected[1000:1500], atol=1e-6)
+    assert_allclose(read_audio(path, 1000, 500), expected[1000:1500], atol=1e-6)
 
 
 @pytest.mark.parametrize("rate", [8000, 22050, 44100, 48000])
@@ -70,11 +71,9 @@ def test_resampled_crops(tmp_path, random, rate, suffix):
     )
     whole = read_audio(path)
     assert len(whole) == audio_info(path).num_samples_at(16000) == len(expected)
-    np.testing.assert_allclose(whole, expected, atol=1e-6)
+    assert_allclose(whole, expected, atol=1e-6)
     for start, count in [(0, 100), (1, 700), (5000, 4000), (15000, 1000), (15990, 1000)]:
-        np.testing.assert_allclose(
-            read_audio(path, start, count), expected[start : start + count], atol=1e-6
-        )
+        assert_allclose(read_audio(path, start, count), expected[start : start + count], atol=1e-6)
 
 
 def test_odd_chunks_and_sizes(tmp_path):
@@ -91,7 +90,7 @@ def test_odd_chunks_and_sizes(tmp_path):
         *[wav_bytes(samples, data_bytes=size) for size in PIPE_SIZES],
         *[wav_bytes(samples, chunks_after=odd + big, data_bytes=size) for size in (0, *PIPE_SIZES)],
     ]:
-        np.testing.assert_array_equal(read_audio_bytes(content, "hand.wav") * 32768, samples)
+        assert_array_equal(read_audio_bytes(content, "hand.wav") * 32768, samples)
     for size in (5000, 0x7FF00000):
         (tmp_path / f"cut{size}.wav").write_bytes(wav_bytes(samples, data_bytes=size))
         assert audio_info(tmp_path / f"cut{size}.wav").is_truncated
@@ -172,7 +171,7 @@ def limited_memory(num_bytes):
 def test_round_trip(tmp_path, suffix):
     waveform = np.array([0, 0.5, -0.5, 2.0, -2.0, 0.25], dtype=np.float32)
     write_audio(tmp_path / f"a{suffix}", waveform, 16000)
-    np.testing.assert_allclose(
+    assert_allclose(
         read_audio(tmp_path / f"a{suffix}"), np.clip(waveform, -1, 32767 / 32768), atol=1e-6
     )
     with pytest.raises(AudioError, match=r"a\.mp3.*\.wav or \.flac"):
@@ -220,10 +219,10 @@ def test_ffmpeg(tmp_path, suffix):
     )
     lag = int(np.argmax([np.dot(found[at : at + 20000], tone[:20000]) for at in range(40)]))
     # G.726 and AMR are coarse.
-    np.testing.assert_allclose(found[lag + 8000 : lag + 20000], tone[8000:20000], atol=0.12)
-    np.testing.assert_array_equal(read_audio(renamed, 5000, 700), found[5000:5700])
+    assert_allclose(found[lag + 8000 : lag + 20000], tone[8000:20000], atol=0.12)
+    assert_array_equal(read_audio(renamed, 5000, 700), found[5000:5700])
     content = renamed.read_bytes()
-    np.testing.assert_array_equal(read_audio_bytes(content, "a tone"), found)
+    assert_array_equal(read_audio_bytes(content, "a tone"), found)
     assert open_audio_bytes(content, "a tone")[1].num_samples == len(found)
     # A server stops decoding once a recording is too long for it.
     cut = open_audio_bytes(content, "a tone", max_seconds=1)[1]
@@ -234,7 +233,7 @@ def test_aac_with_an_id3_tag(tmp_path):
     path = encoded(tmp_path, "aac")
     whole = read_audio(path)
     path.write_bytes(b"ID3\4\0\0\0\0\0\0" + path.read_bytes())
-    np.testing.assert_array_equal(read_audio(path), whole)
+    assert_array_equal(read_audio(path), whole)
 
 
 @pytest.mark.parametrize("suffix", ["mkv", "mp4"])
@@ -342,4 +341,4 @@ def test_crops_of_mp3(tmp_path, random, mode):
     whole = read_audio(path)
     for start in random.integers(0, 60000, 30).tolist():
         crop = read_audio(path, start, 8000)
-        np.testing.assert_allclose(crop, whole[start : start + 8000], atol=1e-5)
+        assert_allclose(crop, whole[start : start + 8000], atol=1e-5)

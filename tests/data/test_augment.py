@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.signal import convolve, fftconvolve
+from torch.testing import assert_close
 
 from speakernet import distributed
 from speakernet.corpora.pack_inputs import FolderInput
@@ -28,9 +29,7 @@ from speakernet.data.augment.banks import (
     REVERB,
     ClipBank,
     RirBank,
-    block_energies,
     clips_into_ram,
-    crop_starts,
     device_responses,
     noise_banks,
 )
@@ -168,7 +167,7 @@ def test_keyed_draws(folders, random):
     assert not torch.equal(together, other)
     for row in (0, 7, 39):
         alone = augmenter(clean[row : row + 1].clone(), epoch=0, rows=np.array([row]))
-        torch.testing.assert_close(alone[0], together[row], atol=1e-5, rtol=1e-4)
+        assert_close(alone[0], together[row], atol=1e-5, rtol=1e-4)
 
 
 def test_packed_bank(folders, tmp_path, random):
@@ -180,9 +179,7 @@ def test_packed_bank(folders, tmp_path, random):
         bank.reader.is_mapped for bank in packed.banks.values()
     )
     clean = speech(random)
-    torch.testing.assert_close(
-        augment(packed, clean)[0], augment(files, clean)[0], atol=1e-6, rtol=0
-    )
+    assert_close(augment(packed, clean)[0], augment(files, clean)[0], atol=1e-6, rtol=0)
 
 
 def test_processes_share_decoded_files(folders, tmp_path, monkeypatch, random):
@@ -206,9 +203,7 @@ def test_processes_share_decoded_files(folders, tmp_path, monkeypatch, random):
         assert len(decoded) == 27
         made.append(together)
     for augmenter in made:
-        torch.testing.assert_close(
-            augment(augmenter, clean)[0], augment(alone, clean)[0], atol=0, rtol=0
-        )
+        assert_close(augment(augmenter, clean)[0], augment(alone, clean)[0], atol=0, rtol=0)
     assert len(list(tmp_path.glob("tables/*/samples.npy"))) == 4
     os.utime(next(folders[1].rglob("*.wav")), ns=(1, 1))
     make(folders)
@@ -294,7 +289,7 @@ def test_mixers_for_hosts_and_devices(folders, random, style, in_memory):
     expected = augmenter(clean.clone(), epoch=3, rows=np.arange(80))
     made, drawn = augment(augmenter, clean, epoch=3)
     # The codec's steps are coarse, and a sample on an edge may fall to either side.
-    torch.testing.assert_close(made[~drawn.codec], expected[~drawn.codec], atol=1e-5, rtol=1e-4)
+    assert_close(made[~drawn.codec], expected[~drawn.codec], atol=1e-5, rtol=1e-4)
     assert ((made - expected).abs() > 1e-4).float().mean() < 1e-3
     clips = 2 * 3 * sum(5000 + 1500 * number for number in range(9))
     responses = 4 * (300 + 5000 + 2 * 20000)
@@ -312,30 +307,11 @@ def test_babble_of_a_resident_corpus(folders, random):
     on_device = DeviceAudio(held)
     augmenter.move_to(CPU, corpus=(corpus, on_device))
     made = augmenter(clean.clone(), epoch=0, rows=np.arange(60))
-    torch.testing.assert_close(made, expected, atol=1e-5, rtol=1e-4)
+    assert_close(made, expected, atol=1e-5, rtol=1e-4)
     assert not torch.allclose(made, clean)
     assert bytes_of_banks(banks, None, corpus) == 2 * 2 * sum(
         5000 + 1500 * number for number in range(9)
     )
-
-
-def test_powers_of_crops(random):
-    samples = torch.from_numpy(random.integers(-32768, 32768, 5000).astype(np.int16))
-    length = np.array([5000])
-    bank = ClipBank(
-        RamRows(samples, np.array([0]), length, {}),
-        np.array([0]),
-        length,
-        block_energies(samples.numpy()),
-    )
-    for num_samples in (50, 200, 4999):
-        places = random.random(50)
-        starts = crop_starts(places, 5000, num_samples)
-        expected = [
-            np.mean((samples[start : start + num_samples].numpy() / 2**15) ** 2) for start in starts
-        ]
-        crops = bank.crops(np.zeros(50, dtype=np.int64), places, num_samples)
-        assert [crop.power for crop in crops] == pytest.approx(expected, rel=1e-14)
 
 
 def test_rirs(tmp_path, caplog):

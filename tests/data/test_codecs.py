@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from torch.testing import assert_close
 
 from speakernet.data.augment.augmenter import Augmenter
 from speakernet.data.augment.codecs import (
@@ -58,7 +59,7 @@ def test_every_name_has_a_codec():
 def test_place_and_loudness(vowels, coding, sample_rate):
     speech = vowels[:, :: 16_000 // sample_rate]
     made = coded(speech, coding, sample_rate)
-    torch.testing.assert_close(made[1], speech[1], atol=0, rtol=0)
+    assert_close(made[1], speech[1], atol=0, rtol=0)
     assert torch.isfinite(made).all()
     before, after = speech[0].numpy(), made[0].numpy()
     correlation = np.fft.irfft(np.fft.rfft(after) * np.conj(np.fft.rfft(before)))
@@ -76,7 +77,7 @@ def test_any_length_alone_or_in_a_batch(vowels, name, num_samples):
     alone = coded(speech, coding)
     together = speech.clone()
     encode_and_decode(together, {1: coding, 0: coding}, 16_000)
-    torch.testing.assert_close(together[0], alone[0], atol=0, rtol=0)
+    assert_close(together[0], alone[0], atol=0, rtol=0)
     assert not torch.equal(together[1], speech[1])
 
 
@@ -102,7 +103,7 @@ def test_in_the_augmenter(vowels):
     made = Augmenter({}, None, options)(vowels.clone(), epoch=0, rows=np.arange(2))
     expected = vowels.clone()
     encode_and_decode(expected, dict.fromkeys(range(2), Coding("gsm", 13)), 16_000)
-    torch.testing.assert_close(made, expected * 10 ** (-6 / 20))
+    assert_close(made, expected * 10 ** (-6 / 20))
 
 
 def test_missing_codecs_are_named(monkeypatch):

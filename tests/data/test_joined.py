@@ -9,11 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from speakernet.assembly.data import build_training_loader
-from speakernet.assembly.inputs import Inputs
 from speakernet.cli import main
-from speakernet.config import Config
-from speakernet.config.schema import with_changes
 from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.data.joined import JoinedSource, join
 from speakernet.data.lists import ListError, StringTable, TrainingList, read_training_list
@@ -24,9 +20,8 @@ from speakernet.data.sampling import BalancedSampler, ShuffledSampler, rank_shar
 from speakernet.data.sources import FolderSource
 from speakernet.frontend.options import SpecAugmentOptions
 from speakernet.frontend.perturbation import SpecAugment
+from tests.data.loaders import make_loader
 from tests.tiny_recipe import write_recipe
-
-CPU = torch.device("cpu")
 
 
 def sampler_of(kind, sizes, speakers, size, *, weights=None, **options):
@@ -153,21 +148,13 @@ def options_of(tiny_corpus, corpora, where="packed", **more):
         name: {"train_list": listed, "train_path": paths[name], "weight": weights[name]}
         for name in paths
     }
-    return {"corpora": given, "crop_frames": 50, "batch_size": 4, "num_workers": 0} | more
-
-
-def loader_of(options):
-    config = with_changes(
-        Config(), data=options, augment={"enabled": False}, loss={"name": "softmax"}
-    )
-    return build_training_loader(config, Inputs(config, CPU))
+    return {"corpora": given, "train_list": ""} | more
 
 
 @pytest.mark.parametrize("where", ["packed", "store"])
 def test_folder_beside_a_packed_corpus(tiny_corpus, corpora, where):
-    straight = list(made := loader_of(options_of(tiny_corpus, corpora, where)))
-    listed = str(tiny_corpus / "train_list.txt")
-    alone = loader_of(options_of(tiny_corpus, corpora) | {"corpora": {}, "train_list": listed})
+    straight = list(made := make_loader(tiny_corpus, **options_of(tiny_corpus, corpora, where)))
+    alone = make_loader(tiny_corpus)
     half = alone.num_classes
     count = len(alone.training)
     assert made.num_classes == 2 * half and len(made.training) == 2 * count
@@ -189,7 +176,7 @@ def test_folder_beside_a_packed_corpus(tiny_corpus, corpora, where):
 @pytest.mark.slow
 def test_report(tiny_corpus, corpora, tmp_path, caplog):
     caplog.set_level("INFO")
-    unset = {"validation_speakers": 2, "train_list": "", "train_path": ""}
+    unset = {"validation_speakers": 2, "train_path": ""}
     changes = {"data": options_of(tiny_corpus, corpora, **unset)}
     changes["training"] = {"max_epochs": 2, "test_interval": 2}
     changes["evaluation"] = {"subtract_mean": True, "score_norm": "as"}
@@ -258,7 +245,7 @@ def test_repeats_of_an_utterance_are_masked_differently(tiny_corpus, corpora):
     """An utterance drawn twice in an epoch keeps its label, but its masks, like its crops, have a
     key of their own.
     """
-    made = loader_of(options_of(tiny_corpus, corpora))
+    made = make_loader(tiny_corpus, **options_of(tiny_corpus, corpora))
     seen = {}
     for batch in made:
         for row, key in zip(batch.indices.tolist(), batch.draw_rows.tolist(), strict=True):

@@ -7,6 +7,7 @@ import io
 import numpy as np
 import pytest
 import soundfile
+from numpy.testing import assert_allclose, assert_array_equal
 
 from speakernet.data import lengths
 from speakernet.data.audio import AudioError, audio_info, read_audio, read_audio_bytes
@@ -80,10 +81,10 @@ def test_mp3_without_a_length(tmp_path, random, mode, tags):
     reference = read_audio_bytes(whole, "with its length")
     assert len(reference) == 64000
     lag = int(np.argmax(np.correlate(found, reference[20000:28000], "valid"))) - 20000
-    np.testing.assert_allclose(found[lag + 20000 : lag + 60000], reference[20000:60000], atol=1e-3)
+    assert_allclose(found[lag + 20000 : lag + 60000], reference[20000:60000], atol=1e-3)
     # After a seek, the first few milliseconds may lack bits of earlier frames.
-    np.testing.assert_allclose(read_audio(path, 40000, 5000)[200:], found[40200:45000], atol=1e-3)
-    np.testing.assert_array_equal(read_audio_bytes(path.read_bytes(), "in memory"), found)
+    assert_allclose(read_audio(path, 40000, 5000)[200:], found[40200:45000], atol=1e-3)
+    assert_array_equal(read_audio_bytes(path.read_bytes(), "in memory"), found)
 
 
 def test_a_learned_length_is_kept(tmp_path, monkeypatch):
@@ -100,7 +101,7 @@ def test_a_learned_length_is_kept(tmp_path, monkeypatch):
     crop = np.zeros((1, 8000), dtype=np.float32)
     rows = source.rows(names, source.lookup_table(names))
     assert rows.fill(np.zeros(1, np.int64), np.full(1, 20000), crop) == {}
-    np.testing.assert_allclose(crop[0, 200:], expected[20200:28000], atol=1e-3)
+    assert_allclose(crop[0, 200:], expected[20200:28000], atol=1e-3)
 
 
 def test_joined_mp3():
@@ -137,9 +138,9 @@ def test_flac_of_unknown_length(tmp_path, random, rate, channels, subtype):
     path.write_bytes(content)
     assert audio_info(path).num_samples == 2 * rate + 17
     expected = read_audio_bytes(known, "known")
-    np.testing.assert_array_equal(read_audio(path), expected)
-    np.testing.assert_array_equal(read_audio(path, 30000, 500), expected[30000:30500])
-    np.testing.assert_array_equal(read_audio_bytes(bytes(content), "in memory"), expected)
+    assert_array_equal(read_audio(path), expected)
+    assert_array_equal(read_audio(path, 30000, 500), expected[30000:30500])
+    assert_array_equal(read_audio_bytes(bytes(content), "in memory"), expected)
 
 
 @pytest.mark.parametrize("subtype", ["VORBIS", "OPUS"])

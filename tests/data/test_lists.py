@@ -135,14 +135,6 @@ def test_names_in_one_form():
     assert repeated_rows(names).tolist() == [1, 2]
 
 
-def test_string_table():
-    table = StringTable.from_strings(["a", "", "éé", "d"])
-    assert len(table) == 4 and table[-1] == "d" and table[2] == "éé" and table[1:3] == ["", "éé"]
-    assert list(table.take(np.array([2, 0]))) == ["éé", "a"]
-    with pytest.raises(IndexError):
-        table[4]
-
-
 def test_malformed_trials(tmp_path):
     for form, (yes, no) in {"{2} {0} {1}": "10", "{0} {1} {2}": ("target", "nontarget")}.items():
         rows = [

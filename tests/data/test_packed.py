@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import soundfile
+from numpy.testing import assert_allclose, assert_array_equal
 
 from speakernet.cli import main
 from speakernet.corpora.pack_inputs import FolderInput
@@ -47,11 +48,9 @@ def test_utterances(folder, corpus):
     packed = open_source(corpus)
     assert isinstance(packed, PackedSource) and len(packed) == len(NAMES)
     for name in NAMES:
-        np.testing.assert_allclose(packed.read(name), files.read(name), atol=0.51 / 32768)
-        np.testing.assert_array_equal(packed.read(name, 100, 300), packed.read(name)[100:400])
-    np.testing.assert_array_equal(
-        packed.read(NAMES[0]), files.read(NAMES[0])
-    )  # 16-bit samples are exact
+        assert_allclose(packed.read(name), files.read(name), atol=0.51 / 32768)
+        assert_array_equal(packed.read(name, 100, 300), packed.read(name)[100:400])
+    assert_array_equal(packed.read(NAMES[0]), files.read(NAMES[0]))  # 16-bit samples are exact
     with pytest.raises(AudioError, match=r"samples 9000"):
         packed.read(NAMES[0], 9000)
     with pytest.raises(AudioError, match=r"absent\.wav"):
@@ -167,4 +166,4 @@ def test_large_corpus_is_mapped(corpus, tmp_path, monkeypatch):
         )
         assert table.problems == small.problems and list(table.problems) == [1]
         for column in COLUMNS:
-            np.testing.assert_array_equal(getattr(table, column), getattr(small, column))
+            assert_array_equal(getattr(table, column), getattr(small, column))

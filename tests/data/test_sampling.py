@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
 
 from speakernet.data import sampling
 from speakernet.data.mixing import mixed
@@ -21,7 +22,7 @@ def test_shuffled():
     plan = sampler.epoch(0)
     assert len(plan) == 10 and plan.num_left_out == 3
     assert len(set(plan.rows.tolist())) == 100
-    np.testing.assert_array_equal(plan.rows, sampler.epoch(0).rows)
+    assert_array_equal(plan.rows, sampler.epoch(0).rows)
     assert not np.array_equal(plan.rows, sampler.epoch(1).rows)
     with pytest.raises(ValueError, match="103 usable utterances"):
         ShuffledSampler(np.zeros(103, np.int32), DataOptions(batch_size=104), seed=1)
@@ -145,7 +146,7 @@ def test_shares_of_ranks(unit, world_size, sizes):
 def test_keyed_numbers():
     rows = np.arange(1000)
     whole = KeyedRandom(1, 2, rows).uniform(5, 3)
-    np.testing.assert_array_equal(whole[[7, 3]], KeyedRandom(1, 2, np.array([7, 3])).uniform(5, 3))
+    assert_array_equal(whole[[7, 3]], KeyedRandom(1, 2, np.array([7, 3])).uniform(5, 3))
     others = [KeyedRandom(*keys, rows).uniform(5, 3) for keys in ((1, 3), (2, 2))]
     for other in (*others, KeyedRandom(1, 2, rows).uniform(6, 3)):
         assert abs(np.corrcoef(whole.ravel(), other.ravel())[0, 1]) < 0.08
@@ -165,7 +166,7 @@ def shuffled(voices, num_rows=960, batch_size=32):
 def test_voice_depends_on_the_row():
     plans = [shuffled(Voices(SPEEDS), batch_size=size).epoch(3) for size in (8, 32)]
     by_row = [plan.voices[np.argsort(plan.rows)] for plan in plans]
-    np.testing.assert_array_equal(*by_row)
+    assert_array_equal(*by_row)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 1.0])

@@ -10,12 +10,9 @@ import numpy as np
 import pytest
 import torch
 from fsspec.implementations.local import LocalFileSystem
+from numpy.testing import assert_array_equal
 
-from speakernet.assembly.data import build_training_loader
-from speakernet.assembly.inputs import Inputs
 from speakernet.cli import main
-from speakernet.config import Config
-from speakernet.config.schema import with_changes
 from speakernet.corpora.pack_inputs import open_inputs
 from speakernet.data import packing, sampling, stores
 from speakernet.data.lists import read_training_list
@@ -27,11 +24,11 @@ from speakernet.data.sampling import BalancedSampler, ShuffledSampler, rank_shar
 from speakernet.data.shards import HEADER_BYTES
 from speakernet.data.stores import ShardError, Store
 from speakernet.files import hold_lock
+from tests.data.loaders import make_loader
 from tests.data.object_store import object_store
 from tests.tiny_recipe import write_recipe
 
 NUM_SHARDS = 5
-CPU = torch.device("cpu")
 STREAMED = {"shuffle_buffer": 6, "shard_cache_gigabytes": 600_000 / 2**30}
 
 
@@ -75,7 +72,7 @@ def test_writers_and_reader(store, tiny_corpus, tmp_path):
         row % NUM_SHARDS for row in range(len(names))
     ]
     for name in names:
-        np.testing.assert_array_equal(source.read(name), files.read(name))
+        assert_array_equal(source.read(name), files.read(name))
     assert pack_to(address, tiny_corpus) == 0, "the corpus exists"
     assert main(["pack", address, "--verify"]) == 0
     rows = [f"spk0{speaker} spk0{speaker}/utt0.wav\n" for speaker in range(6)]
@@ -91,9 +88,9 @@ def test_cache_is_bounded(store, tiny_corpus):
         with pytest.raises(
             ValueError, match=f"data.shuffle_buffer: {buffer} .*shard_cache_gigabytes"
         ):
-            loader_of(
+            make_loader(
                 tiny_corpus,
-                f"file://{store}",
+                train_path=f"file://{store}",
                 shuffle_buffer=buffer,
                 shard_cache_gigabytes=shards * largest / 2**30,
             )
@@ -226,7 +223,7 @@ def test_damaged_cache_is_fetched_again(store, tiny_corpus):
     whole = source.read(names[0])
     for path in (source.shards.path(0), source._folder / "part-0001-of-0005" / "index.npz"):
         path.write_bytes(path.read_bytes()[:-10])
-    np.testing.assert_array_equal(open_source(address).read(names[0]), whole)
+    assert_array_equal(open_source(address).read(names[0]), whole)
 
 
 def test_repacked_corpus(store, tiny_corpus, tmp_path):
@@ -287,21 +284,14 @@ def test_balanced_batches(store, tiny_corpus, monkeypatch, unit, exact_work):
             assert (speakers == speakers[:, :1]).all() and len(np.unique(speakers)) == 3
 
 
-def loader_of(corpus, root, **changes):
-    data = {"train_list": str(corpus / "train_list.txt"), "train_path": str(root)}
-    data |= {"crop_frames": 50, "batch_size": 4, "num_workers": 0, **STREAMED, **changes}
-    config = with_changes(Config(), data=data, augment={"enabled": False}, loss={"name": "softmax"})
-    return build_training_loader(config, Inputs(config, CPU))
-
-
 def test_resuming(packed, tiny_corpus):
-    address = f"file://{packed}"
-    straight = list(loader_of(tiny_corpus, address))
-    first = loader_of(tiny_corpus, address, num_workers=2)
+    options = {"train_path": f"file://{packed}", **STREAMED}
+    straight = list(make_loader(tiny_corpus, **options))
+    first = make_loader(tiny_corpus, **options, num_workers=2)
     begun = list(itertools.islice(first, 3))
     state = first.state_dict()
     first.close()
-    resumed = loader_of(tiny_corpus, address)
+    resumed = make_loader(tiny_corpus, **options)
     resumed.load_state_dict(state)
     after = [*begun, *resumed]
     assert len(after) == len(straight) == 8
@@ -338,7 +328,7 @@ def test_real_object_storage(tiny_corpus, tmp_path, monkeypatch):
         for kinds in ([], ["503", "503"], ["cut"], ["slow"], ["wrong"], ["503", "cut", "wrong"]):
             faulty(kinds, source, faults)
             for name in names:
-                np.testing.assert_array_equal(source.read(name), files.read(name))
+                assert_array_equal(source.read(name), files.read(name))
             assert not faults.kinds and len(faults.fetched) >= NUM_SHARDS
         with pytest.raises(ShardError, match=r"foo://bucket.*unknown kind of address"):
             Store("foo://bucket").size("corpus.json")

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+from numpy.testing import assert_allclose, assert_array_equal
 
 from speakernet.data import lookup as lookup_module
 from speakernet.data.audio import AudioError, audio_info, write_audio
@@ -40,9 +41,9 @@ def test_rows(folder, dtype, cache):
         assert reader.fill(np.arange(4), starts, out) == {}
         for row in range(3):
             expected = source.read(NAMES[row], int(starts[row]), 2000) * scale
-            np.testing.assert_allclose(out[row], expected, atol=1e-6 if scale == 1 else 0.51)
+            assert_allclose(out[row], expected, atol=1e-6 if scale == 1 else 0.51)
         short = np.resize(source.read("short.wav"), 2000) * scale
-        np.testing.assert_allclose(out[3], short, atol=1e-6 if scale == 1 else 0.51)
+        assert_allclose(out[3], short, atol=1e-6 if scale == 1 else 0.51)
     if cache:
         assert reader.counts["cache_hits"] > 0
 
@@ -55,7 +56,7 @@ def test_wrapping(folder):
         out = np.empty((1, 900), dtype=np.float32)
         start = len(whole) - 100
         reader.fill(np.array([row]), np.array([start]), out)
-        np.testing.assert_allclose(out[0], whole[(start + np.arange(900)) % len(whole)], atol=1e-6)
+        assert_allclose(out[0], whole[(start + np.arange(900)) % len(whole)], atol=1e-6)
 
 
 def test_cached_lookup(folder, tmp_path, monkeypatch):
@@ -68,12 +69,12 @@ def test_cached_lookup(folder, tmp_path, monkeypatch):
     )
     second = build_lookup_table(folder, names, sample_rate=16000, cache_folder=tmp_path / "kept")
     assert [Path(path).name for path in read] == ["absent.wav"], "only failed files are read again"
-    np.testing.assert_array_equal(first.num_samples, second.num_samples)
+    assert_array_equal(first.num_samples, second.num_samples)
     # A damaged table is rebuilt.
     (kept,) = (tmp_path / "kept").glob("*.npz")
     kept.write_bytes(kept.read_bytes()[:100])
     third = build_lookup_table(folder, names, sample_rate=16000, cache_folder=tmp_path / "kept")
-    np.testing.assert_array_equal(first.num_samples, third.num_samples)
+    assert_array_equal(first.num_samples, third.num_samples)
 
 
 def test_cached_lookup_checks_files(folder, tmp_path):
@@ -86,7 +87,7 @@ def test_cached_lookup_checks_files(folder, tmp_path):
     after = build()
     assert (after.num_samples[0], after.num_samples[1], list(after.problems)) == (1000, 0, [1])
     assert after.modified_ns[0] != before.modified_ns[0]
-    np.testing.assert_array_equal(after.num_samples[2:], before.num_samples[2:])
+    assert_array_equal(after.num_samples[2:], before.num_samples[2:])
 
 
 def test_files_that_change_or_vanish(folder):
@@ -95,7 +96,7 @@ def test_files_that_change_or_vanish(folder):
     write_audio(folder / "plain.wav", np.full(1000, 0.25, np.float32))
     out = np.empty((1, 2000), dtype=np.float32)
     assert reader.fill(np.array([0]), np.array([5000]), out) == {}
-    np.testing.assert_allclose(out, 0.25, atol=1e-4)
+    assert_allclose(out, 0.25, atol=1e-4)
     assert reader.counts["changed_files"] == 1
     (folder / "b.flac").unlink()
     problems = reader.fill(np.arange(4), np.zeros(4, np.int64), np.empty((4, 100), np.float32))

@@ -7,40 +7,26 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 import torch
 
-from speakernet.assembly.data import build_training_loader
-from speakernet.assembly.inputs import Inputs
-from speakernet.config import Config
-from speakernet.config.schema import with_changes
 from speakernet.data.batches import BatchMaker
 from speakernet.data.sharing import SharedMemoryError
 from speakernet.data.workers import WorkerDied, Workers
+from tests.data.loaders import make_loader
 
 OWNER = """
 import sys
 import threading
-sys.path.insert(0, sys.argv[2])
-from pathlib import Path
-from test_workers import worker_loader
-made = worker_loader(Path(sys.argv[1]))
+from tests.data.loaders import make_loader
+made = make_loader(sys.argv[1], num_workers=2)
 batches = iter(made)
 next(batches)
 print("ready", flush=True)
 sys.stdin.readline()
 """
-
-
-def worker_loader(corpus, num_workers=2, **data):
-    data |= {"train_list": str(corpus / "train_list.txt"), "num_workers": num_workers}
-    config = with_changes(
-        Config(), data={"crop_frames": 50, "batch_size": 4, **data}, augment={"enabled": False}
-    )
-    return build_training_loader(config, Inputs(config, torch.device("cpu")))
 
 
 def started_epoch(made):
@@ -55,7 +41,7 @@ def started_epoch(made):
 
 def test_requests_to_stop(tiny_corpus):
     before = torch.get_rng_state()
-    made = worker_loader(tiny_corpus)
+    made = make_loader(tiny_corpus, num_workers=2)
     batches, workers = started_epoch(made)
     assert len(workers) == 2
     for name in ("TERM", "INT"):
@@ -100,7 +86,7 @@ def test_pinned_ring(tiny_corpus, status, monkeypatch, caplog):
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: runtime.steps.append(("copied", 0)))
     monkeypatch.setattr(torch, "ones", runtime.run_kernel)
-    made = worker_loader(tiny_corpus, 1, prefetch_factor=1)
+    made = make_loader(tiny_corpus, num_workers=1, prefetch_factor=1)
     made.maker = Workers(made.maker.maker, made.options, pins=True)
     assert len(list(made)) == len(made)
     # Two slots of a worker and a spare one, of four crops each.
@@ -117,7 +103,7 @@ def test_pinned_ring(tiny_corpus, status, monkeypatch, caplog):
 
 def test_killed_worker(tiny_corpus, monkeypatch):
     monkeypatch.setattr("speakernet.data.workers.WAIT_SECONDS", 0.2)
-    made = worker_loader(tiny_corpus, num_workers=1)
+    made = make_loader(tiny_corpus, num_workers=1)
     batches, (worker,) = started_epoch(made)
     worker.kill()
     with pytest.raises(
@@ -132,7 +118,7 @@ def test_killed_worker(tiny_corpus, monkeypatch):
 
 
 def test_too_little_shared_memory(tiny_corpus, monkeypatch):
-    made = worker_loader(tiny_corpus, prefetch_factor=4)
+    made = make_loader(tiny_corpus, num_workers=2, prefetch_factor=4)
     monkeypatch.setattr("speakernet.data.sharing.free_shared_memory", lambda: 1 << 10)
     with pytest.raises(
         SharedMemoryError,
@@ -148,7 +134,7 @@ def test_too_little_shared_memory(tiny_corpus, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["killed", "exits"])
 def test_end_of_the_parent(tiny_corpus, end):
-    command = [sys.executable, "-c", OWNER, str(tiny_corpus), str(Path(__file__).parent)]
+    command = [sys.executable, "-c", OWNER, str(tiny_corpus)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as owner:
@@ -175,7 +161,7 @@ def test_end_of_the_parent(tiny_corpus, end):
 
 @pytest.mark.parametrize(("idle_share", "expected"), [(0.5, 4), (0.0, 1)])
 def test_workers_follow_waiting(tiny_corpus, monkeypatch, idle_share, expected):
-    alone = worker_loader(tiny_corpus, num_workers=0, batch_size=2)
+    alone = make_loader(tiny_corpus, batch_size=2)
     batches = [batch.waveforms.clone() for batch in alone]
     make = BatchMaker.make
 
@@ -188,7 +174,7 @@ def test_workers_follow_waiting(tiny_corpus, monkeypatch, idle_share, expected):
     # Workers that compute for 0 % of the time are never idle enough.
     monkeypatch.setattr("speakernet.data.workers.IDLE_SHARE", idle_share)
     monkeypatch.setattr("speakernet.assembly.data.usable_cores", lambda: 2)
-    made = worker_loader(tiny_corpus, num_workers="auto", batch_size=2)
+    made = make_loader(tiny_corpus, num_workers="auto", batch_size=2)
     assert made.options.num_workers == 1 and made.options.prefetch_factor == 4
     before = len(psutil.Process().children())
     crops = [batch.waveforms.clone() for batch in made]
@@ -201,7 +187,7 @@ def test_workers_follow_waiting(tiny_corpus, monkeypatch, idle_share, expected):
 
 def test_slow_and_hanging_workers(tiny_corpus, monkeypatch):
     monkeypatch.setattr("speakernet.data.workers.WAIT_SECONDS", 0.1)
-    made = worker_loader(tiny_corpus, num_workers=1, worker_timeout_seconds=0.8)
+    made = make_loader(tiny_corpus, num_workers=1, worker_timeout_seconds=0.8)
     batches, (worker,) = started_epoch(made)
     assert len(list(batches)) == len(made) - 1
     worker.suspend()

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torchaudio
 from torch import nn
+from torch.testing import assert_close
 
 from speakernet.frontend.features import LogMel, normalize_waveforms, use_convolution
 from speakernet.frontend.kaldi import KaldiFbank, KaldiMfcc
@@ -48,7 +49,7 @@ def test_log_mel():
     )
     expected = nn.InstanceNorm1d(40)((reference(waves) + 1e-6).log())
     found = LogMel(LogMelOptions(num_mels=40))(waves)
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("num_mels", "num_cepstra"), [(80, 40), (23, 13)])
@@ -58,7 +59,7 @@ def test_mfcc(num_mels, num_cepstra):
     found = KaldiMfcc(options).eval()(wave)[0].T
     sizes = {"num_ceps": num_cepstra, "num_mel_bins": num_mels, "sample_frequency": 16000}
     expected = torchaudio.compliance.kaldi.mfcc(wave * 32768, window_type="hamming", **sizes)
-    torch.testing.assert_close(found, expected, atol=2e-2, rtol=1e-4)
+    assert_close(found, expected, atol=2e-2, rtol=1e-4)
 
 
 @pytest.mark.parametrize("window", ["hamming", "povey"])
@@ -84,7 +85,7 @@ def test_fbank(window, scale, style, rate, kaldis):
         expected = torchaudio.compliance.kaldi.fbank(
             waves[row][None] * scale, window_type=window, dither=0.0, **sizes
         )
-        torch.testing.assert_close(found[row].T, expected, atol=2e-3, rtol=1e-4)
+        assert_close(found[row].T, expected, atol=2e-3, rtol=1e-4)
 
 
 def test_dither():
@@ -113,7 +114,7 @@ def test_batch_of_lengths(name, options):
         alone = front_end(waves[row : row + 1, :length])[0]
         frames = int(front_end.num_frames(lengths)[row])
         assert alone.shape == (front_end.num_features, frames)
-        torch.testing.assert_close(features[row, :, :frames], alone, atol=1e-5, rtol=1e-5)
+        assert_close(features[row, :, :frames], alone, atol=1e-5, rtol=1e-5)
         assert features[row, :, frames:].abs().sum() == 0
 
 
@@ -125,7 +126,7 @@ def test_float32_under_autocast(name):
         inside = front_end(waves.bfloat16())
         again = front_end(waves)
     assert inside.dtype == torch.float32
-    torch.testing.assert_close(again, front_end(waves), rtol=0, atol=0)
+    assert_close(again, front_end(waves), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +147,7 @@ def test_refusals(make, values):
 def test_normalised_waveforms():
     waves = torch.randn(2, 500, generator=torch.Generator().manual_seed(4)) * 3 + 2
     found = normalize_waveforms(waves, torch.tensor([500, 200]))
-    torch.testing.assert_close(found[1, :200], normalize_waveforms(waves[1:, :200])[0])
+    assert_close(found[1, :200], normalize_waveforms(waves[1:, :200])[0])
     assert not found[1, 200:].any()
 
 
@@ -188,5 +189,5 @@ def test_equal_features(name, options):
     for num_samples in (16000, 12345):
         ours = plain(speech(num_samples))
         theirs = convolved(speech(num_samples))
-        torch.testing.assert_close(theirs, ours, atol=2e-3, rtol=1e-3)
+        assert_close(theirs, ours, atol=2e-3, rtol=1e-3)
         assert (theirs - ours).norm() <= 1e-4 * ours.norm()
