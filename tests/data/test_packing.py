@@ -1,6 +1,7 @@
 """Packing from folders, lists and archives; kills and resuming; bad files and unsafe names."""
 
 import io
+import itertools
 import os
 import signal
 import subprocess
@@ -22,6 +23,8 @@ from speakernet.data.packed import PackedError, PackedSource, verify
 from speakernet.data.packing import pack
 
 NAMES = [f"id{row // 4}/v/{row:05d}.wav" for row in range(12)]
+ALL = StringTable.from_strings(NAMES)
+SOME = StringTable.from_strings(NAMES[:9])
 
 
 @pytest.fixture()
@@ -32,6 +35,12 @@ def folder(tmp_path, random):
     (root / "notes.txt").write_text("not audio")
     (root / ".hidden.wav").write_bytes(b"x")
     return root
+
+
+@pytest.fixture()
+def corpus(tmp_path):
+    """Where the corpus will be."""
+    return tmp_path / "corpus"
 
 
 def content_of(corpus):
@@ -46,42 +55,40 @@ def expected(folder, tmp_path):
     return content_of(tmp_path / "expected")
 
 
-def make_zip(path, folder, prefix="wav/"):
+def make_zip(path, folder):
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(prefix, b"")
+        archive.writestr("wav/", b"")
         archive.writestr("readme.txt", b"hello")
         for name in NAMES:
-            archive.write(folder / name, prefix + name)
+            archive.write(folder / name, "wav/" + name)
     return path
 
 
-def make_tar(path, folder, mode):
-    with tarfile.open(path, mode) as archive:
-        archive.add(folder, arcname="corpus/dev")
-    return path
-
-
-def test_list(folder, tmp_path):
+def test_list(folder, tmp_path, corpus):
     listed = tmp_path / "list.txt"
     listed.write_text(f"id1 {NAMES[5]}\nid0 {NAMES[2]}\nid1 {NAMES[5]}\n")
     trials = tmp_path / "trials.txt"
     trials.write_text(f"1 {NAMES[2]} {NAMES[3]}\n")
-    command = f"pack {tmp_path}/corpus --source {folder} --list {listed} --trials {trials}"
-    assert main([*command.split(), "--verify"]) == 0
-    assert list(PackedSource(tmp_path / "corpus").index.names) == [NAMES[5], NAMES[2], NAMES[3]]
+    command = f"pack {corpus} --source {folder} --list {listed} --trials {trials} --verify"
+    assert main(command.split()) == 0
+    assert list(PackedSource(corpus).index.names) == [NAMES[5], NAMES[2], NAMES[3]]
 
 
-ARCHIVES = {
-    "zip": lambda root, folder: make_zip(root / "a.zip", folder),
-    "tar": lambda root, folder: make_tar(root / "a.tar", folder, "w"),
-    "tar.gz": lambda root, folder: make_tar(root / "a.tar.gz", folder, "w:gz"),
-    "tar.xz": lambda root, folder: make_tar(root / "a.tar.xz", folder, "w:xz"),
-}
+MODES = {"tar": "w", "tar.gz": "w:gz", "tar.xz": "w:xz"}
 
 
-@pytest.mark.parametrize("kind", ARCHIVES)
+def make_archive(kind, root, folder):
+    path = root / f"a.{kind}"
+    if kind == "zip":
+        return make_zip(path, folder)
+    with tarfile.open(path, MODES[kind]) as archive:
+        archive.add(folder, arcname="corpus/dev")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["zip", *MODES])
 def test_archives(kind, folder, tmp_path, expected):
-    archive = ARCHIVES[kind](tmp_path, folder)
+    archive = make_archive(kind, tmp_path, folder)
     names = StringTable.from_strings(NAMES[::-1])
     pack(open_inputs([archive], names), tmp_path / "by_list", num_threads=3)
     assert content_of(tmp_path / "by_list") == expected
@@ -93,23 +100,18 @@ def test_archives(kind, folder, tmp_path, expected):
     assert sorted(whole) == [("wav/" if kind == "zip" else "corpus/dev/") + name for name in NAMES]
 
 
-def test_archives_in_parts(folder, tmp_path, expected):
+def test_archives_in_parts(folder, tmp_path, corpus, expected):
     content = make_zip(tmp_path / "whole.zip", folder).read_bytes()
-    third = len(content) // 3
+    edges = [0, 3000, 6000, len(content)]
     parts = [tmp_path / f"dev_part{letters}" for letters in ("aa", "ab", "ac")]
-    for part, start in zip(parts, (0, third, 2 * third), strict=True):
-        part.write_bytes(
-            content[start : start + third] if part is not parts[2] else content[start:]
-        )
+    for part, (start, end) in zip(parts, itertools.pairwise(edges), strict=True):
+        part.write_bytes(content[start:end])
     write_audio(folder / "extra/one.wav", np.ones(500) / 4)
     with zipfile.ZipFile(tmp_path / "test.zip", "w") as archive:
         archive.write(folder / "extra/one.wav", "extra/one.wav")
     names = StringTable.from_strings([*NAMES, "extra/one.wav"])
-    pack(
-        open_inputs([parts[1], tmp_path / "test.zip", parts[0], parts[2]], names),
-        tmp_path / "corpus",
-    )
-    found = content_of(tmp_path / "corpus")
+    pack(open_inputs([parts[1], tmp_path / "test.zip", parts[0], parts[2]], names), corpus)
+    found = content_of(corpus)
     assert len(found.pop("extra/one.wav")) == 2000
     assert found == expected
     with pytest.raises(ArchiveError, match="parts"):
@@ -130,30 +132,22 @@ def failing_at(source, at=7):
 
 
 @pytest.mark.parametrize("kind", ["folder", "tar.gz", "zip"])
-def test_resuming(kind, folder, tmp_path, expected):
-    corpus = tmp_path / "corpus"
-    names = StringTable.from_strings(NAMES)
-    path = folder if kind == "folder" else ARCHIVES[kind](tmp_path, folder)
+def test_resuming(kind, folder, tmp_path, corpus, expected):
+    path = folder if kind == "folder" else make_archive(kind, tmp_path, folder)
     with pytest.raises(RuntimeError):
-        pack(failing_at(open_inputs([path], names)), corpus, num_threads=1)
+        pack(failing_at(open_inputs([path], ALL)), corpus, num_threads=1)
     # A kill between two flushes leaves samples without a record, and half a record.
     for name in ("samples.npy", "journal.bin"):
         with (tmp_path / "corpus.partial" / name).open("ab") as file:
             file.write(b"rest!")
-    summary = pack(open_inputs([path], names), corpus)
+    summary = pack(open_inputs([path], ALL), corpus)
     assert summary.num_resumed == 7 and summary.num_utterances == 12
     assert content_of(corpus) == expected and verify(corpus) == []
     assert not (tmp_path / "corpus.partial").exists()
-    assert sorted(path.name for path in corpus.iterdir()) == [
-        "corpus.json",
-        "index.npz",
-        "samples.npy",
-    ]
+    assert {path.name for path in corpus.iterdir()} == {"corpus.json", "index.npz", "samples.npy"}
     for name in ("samples.npy", "index.npz"):
-        assert (
-            kind != "folder"
-            or (corpus / name).read_bytes() == (tmp_path / "expected" / name).read_bytes()
-        )
+        is_equal = (corpus / name).read_bytes() == (tmp_path / "expected" / name).read_bytes()
+        assert is_equal or kind != "folder"
 
 
 SLOW_PACK = """
@@ -171,8 +165,7 @@ packed_writer.pack(Slow(sys.argv[1]), sys.argv[2], num_threads=1)
 """
 
 
-def test_kill(folder, tmp_path, expected):
-    corpus = tmp_path / "corpus"
+def test_kill(folder, tmp_path, corpus, expected):
     journal = tmp_path / "corpus.partial" / "journal.bin"
     process = subprocess.Popen([sys.executable, "-c", SLOW_PACK, str(folder), str(corpus)])
     deadline = time.monotonic() + 60
@@ -188,30 +181,26 @@ def test_kill(folder, tmp_path, expected):
     assert verify(corpus) == []
 
 
-def test_another_list_starts_over(folder, tmp_path):
+def test_another_list_starts_over(folder, tmp_path, corpus):
     with pytest.raises(RuntimeError):
-        pack(failing_at(FolderInput(folder)), tmp_path / "corpus")
+        pack(failing_at(FolderInput(folder)), corpus)
     with pytest.raises(PackedError, match="different utterances, a different rate"):
-        pack(FolderInput(folder), tmp_path / "corpus", sample_rate=8000)
+        pack(FolderInput(folder), corpus, sample_rate=8000)
     with pytest.raises(PackedError, match="different utterances, a different rate"):
-        pack(FolderInput(folder, StringTable.from_strings(NAMES[:9])), tmp_path / "corpus")
+        pack(FolderInput(folder, SOME), corpus)
     os.truncate(tmp_path / "corpus.partial" / "samples.npy", 1000)
     with pytest.raises(PackedError, match=r"1000 bytes .* journal"):
-        pack(FolderInput(folder), tmp_path / "corpus")
+        pack(FolderInput(folder), corpus)
 
 
-def test_existing_corpus(folder, tmp_path):
-    first = pack(FolderInput(folder), tmp_path / "corpus")
-    before = (tmp_path / "corpus" / "samples.npy").stat().st_mtime_ns
-    again = pack(FolderInput(folder), tmp_path / "corpus")
-    assert (again.num_utterances, again.num_samples, again.num_resumed) == (
-        12,
-        first.num_samples,
-        12,
-    )
-    assert (tmp_path / "corpus" / "samples.npy").stat().st_mtime_ns == before
+def test_existing_corpus(folder, tmp_path, corpus):
+    first = pack(FolderInput(folder), corpus)
+    before = (corpus / "samples.npy").stat().st_mtime_ns
+    again = pack(FolderInput(folder), corpus)
+    assert (again.num_samples, again.num_resumed) == (first.num_samples, 12)
+    assert (corpus / "samples.npy").stat().st_mtime_ns == before
     with pytest.raises(PackedError, match="exists with different utterances"):
-        pack(FolderInput(folder, StringTable.from_strings(NAMES[:9])), tmp_path / "corpus")
+        pack(FolderInput(folder, SOME), corpus)
     with pytest.raises(PackedError, match="is not a packed corpus"):
         pack(FolderInput(folder), folder)
 
@@ -225,7 +214,7 @@ def test_impossible_rates(folder, tmp_path, capsys, where, rate):
     assert not list(tmp_path.glob("corpus*"))
 
 
-def test_archive_of_a_mac(tmp_path):
+def test_archive_of_a_mac(tmp_path, corpus):
     with zipfile.ZipFile(tmp_path / "people.zip", "w") as archive:
         write_audio(tmp_path / "1.wav", np.ones(100, dtype=np.float32) / 2)
         for name in ("people/Jose\u0301/1.wav", "people/b/1.wav"):
@@ -235,22 +224,21 @@ def test_archive_of_a_mac(tmp_path):
     inputs = open_inputs([tmp_path / "people.zip"])
     assert list(inputs.names) == ["people/Jose\u0301/1.wav", "people/b/1.wav"]
     wanted = StringTable.from_strings(["Jos\u00e9/1.wav", "b/1.wav"])
-    pack(open_inputs([tmp_path / "people.zip"], wanted), tmp_path / "corpus")
-    assert list(PackedSource(tmp_path / "corpus").index.names) == list(wanted)
+    pack(open_inputs([tmp_path / "people.zip"], wanted), corpus)
+    assert list(PackedSource(corpus).index.names) == list(wanted)
 
 
-def test_bad_files(folder, tmp_path):
+def test_bad_files(folder, tmp_path, corpus):
     (folder / NAMES[3]).write_bytes(b"RIFF\0\0\0\0WAVE")
     (folder / NAMES[8]).unlink()
-    names = StringTable.from_strings(NAMES)
     with pytest.raises(AudioError, match=r"00003\.wav.*--skip-bad"):
-        pack(FolderInput(folder, names), tmp_path / "corpus")
-    summary = pack(FolderInput(folder, names), tmp_path / "corpus", skip_bad=True)
+        pack(FolderInput(folder, ALL), corpus)
+    summary = pack(FolderInput(folder, ALL), corpus, skip_bad=True)
     assert (summary.num_utterances, summary.num_skipped, summary.num_resumed) == (10, 2, 3)
-    skipped = (tmp_path / "corpus" / "skipped.txt").read_text().splitlines()
+    skipped = (corpus / "skipped.txt").read_text().splitlines()
     assert [line.split("\t")[0] for line in skipped] == [NAMES[3], NAMES[8]]
-    assert PackedSource(tmp_path / "corpus").missing(names).tolist() == [3, 8]
-    assert pack(FolderInput(folder, names), tmp_path / "corpus").num_skipped == 2
+    assert PackedSource(corpus).missing(ALL).tolist() == [3, 8]
+    assert pack(FolderInput(folder, ALL), corpus).num_skipped == 2
 
 
 @pytest.mark.parametrize(
@@ -271,7 +259,7 @@ def test_names_outside_the_folder(name, folder, tmp_path):
         FolderInput(folder, StringTable.from_strings([name]))
 
 
-def test_broken_archives(folder, tmp_path):
+def test_broken_archives(folder, tmp_path, corpus):
     path = make_zip(tmp_path / "flipped.zip", folder)
     with pytest.raises(ArchiveError, match="twice"):
         open_inputs([path, make_zip(tmp_path / "b.zip", folder)])
@@ -282,5 +270,5 @@ def test_broken_archives(folder, tmp_path):
     content = bytearray(path.read_bytes())
     content[len(content) // 3] ^= 255
     path.write_bytes(content)
-    summary = pack(open_inputs([path], strip=1), tmp_path / "corpus", skip_bad=True)
+    summary = pack(open_inputs([path], strip=1), corpus, skip_bad=True)
     assert (summary.num_utterances, summary.num_skipped) == (11, 1)
