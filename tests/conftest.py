@@ -178,7 +178,7 @@ def tiny_corpus(tmp_path_factory):
         for utterance in range(3 if is_trial else 4):
             name = f"spk{speaker:02d}/utt{utterance}.wav"
             (root / name).parent.mkdir(exist_ok=True)
-            write_audio(root / name, tiny_voice(speaker, utterance, 1.0 + 0.15 * utterance), 16000)
+            write_audio(root / name, tiny_voice(speaker, utterance, 1.0 + 0.15 * utterance))
             if is_trial:
                 names[name] = speaker
             else:

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import speakernet
+from tests.conftest import REPOSITORY
 
-ROOT = Path(__file__).resolve().parents[1]
 NOT_DISTRIBUTED = {".ci", ".gitignore"}
 SMALL_CORPUS = (
     "--speakers 6 --utterances 4 --trial_speakers 6 --trial_utterances 4 --noises 6 "
@@ -51,14 +51,14 @@ def distributions(tmp_path_factory):
         "build.__main__", reason="build is not installed (pip install -e '.[test-all]')"
     )
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    listing = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     if listing.returncode:
         pytest.skip("not a git checkout")
     folder = tmp_path_factory.mktemp("distributions")
     for name in filter(None, listing.stdout.split("\0")):
-        if (ROOT / name).is_file():
+        if (REPOSITORY / name).is_file():
             (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / "source" / name)
+            shutil.copy(REPOSITORY / name, folder / "source" / name)
     packages = Path(sys.modules["build.__main__"].__file__).parents[1]
     line = f"{sys.executable} -m build --no-isolation --outdir {folder}/dist {folder}/source"
     run(line, folder, python_path=packages)

@@ -27,10 +27,10 @@ def noise(seed, seconds=1.0, level=0.1, rate=16000):
     )
 
 
-@pytest.fixture()
+@pytest.fixture
 def corpus(tmp_path, monkeypatch):
     for row, name in enumerate(("a/1", "a/2", "b/1", "b/2", "c/1", "c/2", "a/9", "d/1")):
-        write_audio(tmp_path / f"{name}.wav", noise(row), 16000)
+        write_audio(tmp_path / f"{name}.wav", noise(row))
     (tmp_path / "train.txt").write_text("a a/1.wav\na a/2.wav\nb b/1.wav\nb b/2.wav\n")
     (tmp_path / "trials.txt").write_text("1 c/1.wav c/2.wav\n0 c/1.wav a/9.wav\n")
     monkeypatch.chdir(tmp_path)
@@ -66,9 +66,9 @@ def test_good_corpus(corpus):
 
 
 def test_defects_of_audio(corpus):
-    write_audio(corpus / "a/1.wav", noise(1, level=1e-5), 16000)
-    write_audio(corpus / "a/2.wav", noise(2, level=2.0), 16000)
-    write_audio(corpus / "b/1.wav", noise(3, seconds=0.2), 16000)
+    write_audio(corpus / "a/1.wav", noise(1, level=1e-5))
+    write_audio(corpus / "a/2.wav", noise(2, level=2.0))
+    write_audio(corpus / "b/1.wav", noise(3, seconds=0.2))
     write_audio(
         corpus / "b/2.wav", np.stack([noise(4, rate=8000), noise(5, rate=8000)], axis=1), 8000
     )
@@ -92,7 +92,7 @@ def test_defects_of_audio(corpus):
 def test_broken_files(corpus):
     (corpus / "a/1.wav").write_bytes(b"")
     (corpus / "a/2.wav").write_bytes((corpus / "a/2.wav").read_bytes()[:44])
-    write_audio(corpus / "b/1.flac", noise(7), 16000)
+    write_audio(corpus / "b/1.flac", noise(7))
     content = (corpus / "b/1.flac").read_bytes()
     (corpus / "b/1.wav").write_bytes(content[: len(content) // 2] + bytes(len(content) // 2))
     fast = finding_of(look(corpus, is_fast=True), "training audio: headers")
@@ -121,7 +121,7 @@ def syllables(seed, seconds=1.6):
 @pytest.mark.parametrize("suffix", ["mp3", "ogg", "flac"])
 def test_copies_in_another_format(corpus, suffix):
     for row, name in enumerate(("a/1", "a/2", "b/1", "b/2", "c/1", "c/2")):
-        write_audio(corpus / f"{name}.wav", syllables(row), 16000)
+        write_audio(corpus / f"{name}.wav", syllables(row))
     # A copy that begins a tenth of a second later, as after AAC; quieter, so that a FLAC has other
     # samples too.
     delayed = 0.9 * np.concatenate([np.zeros(1600, dtype=np.float32), syllables(0)])
@@ -147,7 +147,7 @@ def test_a_list_that_helps_to_decide(corpus):
     lines = []
     for row in range(6):
         for name, level in (("1", 0.2), ("2", 0.2), ("3", 0.02)):
-            write_audio(corpus / f"s{row}/{name}.wav", noise(10 * row + int(name), 1, level), 16000)
+            write_audio(corpus / f"s{row}/{name}.wav", noise(10 * row + int(name), 1, level))
         lines.append(f"1 s{row}/1.wav s{row}/2.wav\n0 s{row}/3.wav s{(row + 1) % 6}/3.wav\n")
     (corpus / "trials.txt").write_text("".join(lines))
     result = look(corpus)
@@ -186,7 +186,7 @@ def test_missing_lists_and_roots(corpus):
 
 def test_several_corpora(corpus):
     for number in (1, 2):
-        write_audio(corpus / f"e/{number}.wav", noise(10 + number), 16000)
+        write_audio(corpus / f"e/{number}.wav", noise(10 + number))
     (corpus / "more.txt").write_text("a e/1.wav\na e/2.wav\nd d/1.wav\nd nowhere.wav\n")
     corpora = {name: (corpus / f"{name}.txt", corpus) for name in ("train", "more")}
     result = look(corpus, train_list=None, corpora=corpora, is_fast=True)
@@ -395,8 +395,8 @@ def test_kaldi_folder_without_files(corpus):
 
 def test_noise_and_rirs(corpus):
     for name in ("noise/1.wav", "noise/2.wav", "rirs/1.wav"):
-        write_audio(corpus / name, noise(1), 16000)
-    write_audio(corpus / "rirs" / "2.wav", np.zeros(100, dtype=np.float32), 16000)
+        write_audio(corpus / name, noise(1))
+    write_audio(corpus / "rirs" / "2.wav", np.zeros(100))
     (corpus / "bad").mkdir()
     (corpus / "bad" / "1.wav").write_bytes(b"<html>")
 

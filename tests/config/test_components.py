@@ -3,7 +3,6 @@
 import re
 import sys
 from importlib.metadata import EntryPoint
-from pathlib import Path
 
 import pytest
 import yaml
@@ -12,9 +11,10 @@ from speakernet.cli import main
 from speakernet.config import components
 from speakernet.losses.options import LOSSES
 from speakernet.options import OUTSIDE
+from tests.conftest import REPOSITORY
 from tests.tiny_recipe import write_recipe
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "components.md").read_text(encoding="utf-8")
+PAGE = (REPOSITORY / "docs" / "components.md").read_text(encoding="utf-8")
 CODE, CHANGES = (
     re.search(rf"```{kind}\n(.+?)```", PAGE, re.DOTALL)[1] for kind in ("python", "yaml")
 )

@@ -12,9 +12,9 @@ from speakernet.config.loading import save_config
 from speakernet.config.reference import help_text, reference
 from speakernet.config.schema import SECTIONS, known_fields, stages_of, with_options
 from tests.config.layers import load_line, load_text, write
+from tests.conftest import REPOSITORY
 
-ROOT = Path(__file__).resolve().parents[2]
-RECIPES = sorted((ROOT / "configs").rglob("*.yaml"))
+RECIPES = sorted((REPOSITORY / "configs").rglob("*.yaml"))
 
 
 def test_command_line_beats_yaml_beats_default(tmp_path):

@@ -9,16 +9,17 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from pathlib import Path
 from typing import NamedTuple
 
 import yaml
 
 from speakernet.cli import main
 from speakernet.data.audio import write_audio
+from tests.conftest import REPOSITORY
 from tests.conftest import tiny_voice as voice
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "data_prep"
+PATTERN = "spk{speaker}/{utterance}.wav"
+SCRIPTS = REPOSITORY / "data_prep"
 
 
 def run_data_prep(name, *arguments):
@@ -37,7 +38,7 @@ def run_in_own_session(*arguments):
     sys.exit(run_data_prep(*arguments))
 
 
-def write_voices(root, speakers, utterances, pattern, seconds=1.0, take=0):
+def write_voices(root, speakers, utterances, pattern=PATTERN, seconds=0.6, take=0):
     """Write files named by `pattern` with {speaker} and {utterance}; returns their names relative
     to `root`. Another `take` (10, 20, …) gives other recordings of the same voices.
     """
@@ -45,7 +46,7 @@ def write_voices(root, speakers, utterances, pattern, seconds=1.0, take=0):
     for speaker in range(speakers):
         for utterance in range(utterances):
             name = pattern.format(speaker=speaker, utterance=utterance)
-            write_audio(root / name, voice(speaker, take + utterance, seconds), 16000)
+            write_audio(root / name, voice(speaker, take + utterance, seconds))
             names.append(name)
     return names
 

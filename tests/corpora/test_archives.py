@@ -9,12 +9,19 @@ import shutil
 import struct
 import tarfile
 import zipfile
+from pathlib import Path
 
 import pytest
 
 from speakernet.corpora import archives
 from speakernet.corpora.archives import ArchiveError, extract, join_pieces
 from speakernet.corpora.steps import Folder, StepSummary, UnsafeNameError, checked_relative
+
+
+@pytest.fixture(autouse=True)
+def in_own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
 
 ODD_NAMES = [
     "a b/c'd\".wav",
@@ -44,39 +51,40 @@ def make_tar(path, members):
 KINDS = pytest.mark.parametrize(("make", "kind"), [(make_zip, "a.zip"), (make_tar, "a.tar.gz")])
 
 
-def unpack(path, folder, **options):
-    summary = StepSummary("extract", folder)
-    extract(path, folder, summary, **options)
+OUT = Path("out")
+
+
+def unpack(name, **options):
+    summary = StepSummary("extract", OUT)
+    extract(Path(name), OUT, summary, **options)
     return summary
 
 
-def tree(folder):
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
+def tree():
+    """The files that were unpacked."""
+    files = [path for path in OUT.rglob("*") if path.is_file()]
+    return {str(path.relative_to(OUT)): path.read_bytes() for path in files}
 
 
 @KINDS
-def test_members(tmp_path, make, kind):
+def test_members(make, kind):
     members = {
         f"wav/id{speaker}/{row}.wav": bytes([speaker, row]) * 500
         for speaker in range(5)
         for row in range(7)
     }
     members |= {odd: odd.encode() for odd in ODD_NAMES}
-    make(tmp_path / kind, members | {"wav/id0": b"a file and a folder"})
-    with pytest.raises(ArchiveError, match="id0"):
-        unpack(tmp_path / kind, tmp_path / "both")
-    make(tmp_path / kind, members)
-    summary = unpack(tmp_path / kind, tmp_path / "out", num_jobs=3)
-    assert tree(tmp_path / "out") == members
+    make(kind, members)
+    summary = unpack(kind, num_jobs=3)
+    assert tree() == members
     assert (summary.made, summary.broken) == (len(members), 0)
-    (tmp_path / "out" / "wav/id1/1.wav").write_bytes(b"cut")
-    again = unpack(tmp_path / kind, tmp_path / "out", num_jobs=3)
+    (OUT / "wav/id1/1.wav").write_bytes(b"cut")
+    again = unpack(kind, num_jobs=3)
     assert (again.made, again.skipped) == (1, len(members) - 1)
-    assert tree(tmp_path / "out") == members
+    assert tree() == members
+    make(kind, members | {"wav/id0": b"a file and a folder"})
+    with pytest.raises(ArchiveError, match="id0"):
+        unpack(kind)
 
 
 @KINDS
@@ -94,66 +102,66 @@ def test_members(tmp_path, make, kind):
     ],
 )
 def test_names_outside_the_folder(tmp_path, make, kind, name):
-    make(tmp_path / kind, {"good.wav": b"good", name: b"evil"})
+    make(kind, {"good.wav": b"good", name: b"evil"})
     with pytest.raises(ArchiveError, match="refused"):
-        unpack(tmp_path / kind, tmp_path / "deep" / "out")
+        unpack(kind)
     assert list(tmp_path.rglob("*evil*")) == []
     # All names of a zip are checked before the first file is written.
-    assert kind != "a.zip" or tree(tmp_path / "deep" / "out") == {}
+    assert kind != "a.zip" or tree() == {}
 
 
 @pytest.mark.parametrize(
     "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE]
 )
-def test_links_and_devices_in_a_tar(tmp_path, kind):
-    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+def test_links_and_devices_in_a_tar(kind):
+    with tarfile.open("a.tar", "w") as archive:
         info = tarfile.TarInfo("link")
         info.type = kind
         info.linkname = "/etc/passwd"
         archive.addfile(info)
     with pytest.raises(ArchiveError, match="link"):
-        unpack(tmp_path / "a.tar", tmp_path / "out")
-    assert not (tmp_path / "out" / "link").exists()
+        unpack("a.tar")
+    assert not (OUT / "link").exists()
 
 
 def test_links_in_the_target(tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "wav").symlink_to(outside)
-    (tmp_path / "out" / "b.wav").symlink_to(tmp_path / "elsewhere")
-    make_zip(tmp_path / "a.zip", {"wav/new/1.wav": b"content"})
+    OUT.mkdir()
+    (OUT / "wav").symlink_to(outside)
+    (OUT / "b.wav").symlink_to(tmp_path / "elsewhere")
+    make_zip("a.zip", {"wav/new/1.wav": b"content"})
     with pytest.raises(ArchiveError, match="outside"):
-        unpack(tmp_path / "a.zip", tmp_path / "out")
+        unpack("a.zip")
     assert list(outside.iterdir()) == []
     with pytest.raises(UnsafeNameError, match="link"):
-        Folder(tmp_path / "out").path("b.wav")
+        Folder(OUT).path("b.wav")
 
 
 @KINDS
-def test_bomb(tmp_path, monkeypatch, make, kind):
+def test_bomb(monkeypatch, make, kind):
     monkeypatch.setattr(archives, "ALWAYS_ALLOWED_BYTES", 1 << 20)
-    make(tmp_path / kind, {f"{row}.wav": bytes(1 << 20) for row in range(8)})
+    make(kind, {f"{row}.wav": bytes(1 << 20) for row in range(8)})
     with pytest.raises(ArchiveError, match="would unpack to"):
-        unpack(tmp_path / kind, tmp_path / "out")
-    assert sum(len(content) for content in tree(tmp_path / "out").values()) <= 2 << 20
+        unpack(kind)
+    assert sum(len(content) for content in tree().values()) <= 2 << 20
 
 
-def test_truncated_archive_and_other_files(tmp_path):
-    os.mkfifo(tmp_path / "pipe.zip")
-    (tmp_path / "a.zip").write_bytes(gzip.compress(b"hello"))
+def test_truncated_archive_and_other_files():
+    os.mkfifo("pipe.zip")
+    Path("a.zip").write_bytes(gzip.compress(b"hello"))
     for name in ("pipe.zip", "a.zip"):
         with pytest.raises(ArchiveError, match=name):
-            unpack(tmp_path / name, tmp_path / "out")
+            unpack(name)
     make_tar(
-        tmp_path / "a.tar.gz",
+        "a.tar.gz",
         {f"{row}.wav": hashlib.sha256(bytes([row])).digest() * 3000 for row in range(9)},
     )
-    content = (tmp_path / "a.tar.gz").read_bytes()
+    content = Path("a.tar.gz").read_bytes()
     for keep in (0.5, 0.97):
-        (tmp_path / "a.tar.gz").write_bytes(content[: int(len(content) * keep)])
+        Path("a.tar.gz").write_bytes(content[: int(len(content) * keep)])
         with pytest.raises(ArchiveError, match="a"):
-            unpack(tmp_path / "a.tar.gz", tmp_path / "out")
+            unpack("a.tar.gz")
 
 
 def raw_zip(path, name, method, packed, size, crc):
@@ -164,7 +172,7 @@ def raw_zip(path, name, method, packed, size, crc):
     )
     begin = b"PK\3\4" + fields + name + packed
     end = b"PK\5\6" + struct.pack("<HHHHIIH", 0, 0, 1, 1, len(central), len(begin), 0)
-    path.write_bytes(begin + central + end)
+    Path(path).write_bytes(begin + central + end)
 
 
 @pytest.mark.parametrize(
@@ -176,23 +184,23 @@ def raw_zip(path, name, method, packed, size, crc):
         (0, b"x" * 50, 50),  # a wrong checksum
     ],
 )
-def test_damaged_member(tmp_path, member):
-    raw_zip(tmp_path / "a.zip", b"a.wav", *member, 1)
-    summary = unpack(tmp_path / "a.zip", tmp_path / "out")
+def test_damaged_member(member):
+    raw_zip("a.zip", b"a.wav", *member, 1)
+    summary = unpack("a.zip")
     assert summary.broken == 1 and "a.wav" in summary.first_broken[0]
-    assert "a.wav" not in tree(tmp_path / "out")
+    assert "a.wav" not in tree()
 
 
 @KINDS
-def test_full_disk(tmp_path, monkeypatch, make, kind):
+def test_full_disk(monkeypatch, make, kind):
     def fill_up(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    make(tmp_path / kind, {"a.wav": b"x" * 100})
+    make(kind, {"a.wav": b"x" * 100})
     monkeypatch.setattr(shutil, "copyfileobj", fill_up)
     with pytest.raises(ArchiveError, match=r"a\.wav.*No space left"):
-        unpack(tmp_path / kind, tmp_path / "out")
-    assert tree(tmp_path / "out") == {}
+        unpack(kind)
+    assert tree() == {}
 
 
 def test_pieces_are_removed_after_verification(tmp_path):

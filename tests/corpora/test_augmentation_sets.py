@@ -21,7 +21,7 @@ def make_musan(root):
     for row, (kind, seconds) in enumerate(
         {"noise/free": 14.0, "music/jazz": 11.0, "speech/gov": 3.0}.items()
     ):
-        write_audio(root / "musan" / kind / f"{row}.wav", noise(seconds, row), 16000)
+        write_audio(root / "musan" / kind / f"{row}.wav", noise(seconds, row))
 
 
 def make_responses(root):
@@ -31,15 +31,11 @@ def make_responses(root):
     write_audio(
         root / "RIRS_NOISES/simulated_rirs/smallroom/Room001/Room001-00001.wav",
         single[:8000],
-        16000,
     )
-    write_audio(
-        root / "RIRS_NOISES/real_rirs_isotropic_noises/RWCP_type1_rir_a.wav", several, 16000
-    )
+    write_audio(root / "RIRS_NOISES/real_rirs_isotropic_noises/RWCP_type1_rir_a.wav", several)
     write_audio(
         root / "RIRS_NOISES/real_rirs_isotropic_noises/RVB2014_type1_noise_a.wav",
         noise(1.0, 5, 4),
-        16000,
     )
 
 

@@ -42,7 +42,7 @@ def test_m4a(tmp_path, ffmpeg, file_format):
 
 
 def make_wav_start(folder):
-    write_audio(folder / "whole.wav", voice(1, 1, 1.0), 16000)
+    write_audio(folder / "whole.wav", voice(1, 1, 1.0))
     return (folder / "whole.wav").read_bytes()[:10_000]
 
 

@@ -20,9 +20,10 @@ from preparation_server import fake_source
 
 from speakernet.data.audio import audio_info, write_audio
 from speakernet.data.lists import read_model_trials, read_training_list, read_trials
+from tests.conftest import REPOSITORY
 from tests.conftest import tiny_voice as voice
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+CONFIGS = REPOSITORY / "configs"
 
 
 def speakers_of(path, depth):
@@ -35,7 +36,7 @@ def make_librispeech(root):
     for part, numbers in speakers.items():
         for speaker, chapter, row in itertools.product(numbers, (1, 2), range(2)):
             name = f"LibriSpeech/{part}/{speaker}/{chapter}/{speaker}-{chapter}-{row:04}.flac"
-            write_audio(root / name, voice(speaker, 10 * chapter + row, 0.6), 16000)
+            write_audio(root / name, voice(speaker, 10 * chapter + row, 0.6))
             lines.append(f"{speaker}  | {'FM'[speaker % 2]} | x | 1.0 | Name")
     (root / "LibriSpeech" / "SPEAKERS.TXT").write_text("\n".join(lines))
 
@@ -76,9 +77,7 @@ def test_common_voice(tmp_path):
     lines = ["client_id\tpath\tsentence\tgender"]
     for speaker in range(8):
         for row in range(3 if speaker else 1):
-            write_audio(
-                tmp_path / "clips" / f"{speaker}_{row}.wav", voice(speaker, row, 0.6), 16000
-            )
+            write_audio(tmp_path / "clips" / f"{speaker}_{row}.wav", voice(speaker, row, 0.6))
             lines.append(
                 f"{speaker:0128x}"[::-1] + f'\t{speaker}_{row}.wav\tHe said "no\tmale_masculine'
             )
@@ -97,9 +96,7 @@ def make_cnceleb(root):
     voices = {seconds: voice(1, 1, seconds) for seconds in (2.0, 6.0)}
     for speaker, session, row in itertools.product(range(8), sessions, range(4)):
         samples = voices[6.0 if row == 3 and session == "singing-01" else 2.0]
-        write_audio(
-            root / f"CN-Celeb_flac/data/id0000{speaker}/{session}-{row:03}.flac", samples, 16000
-        )
+        write_audio(root / f"CN-Celeb_flac/data/id0000{speaker}/{session}-{row:03}.flac", samples)
     evaluation = root / "CN-Celeb_flac" / "eval"
     write_voices(evaluation, 2, 1, "enroll/id0000{speaker}-enroll.flac", 0.6)
     write_voices(evaluation, 2, 2, "test/id0000{speaker}-singing-0{utterance}.flac", 0.6)

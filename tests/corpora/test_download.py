@@ -28,6 +28,11 @@ ACCESS = "fill the form at example.org"
 SECRET = "?key=TOPSECRET"
 
 
+def serve(behaviour="good", **options):
+    """A server with the file."""
+    return fake_source({"a.zip": CONTENT}, behaviour=behaviour, **options)
+
+
 def remote(source, name="a.zip", content=CONTENT, query=""):
     md5 = hashlib.md5(content).hexdigest()
     return RemoteFile(name, (f"{source.address}/{name}{query}",), md5, len(content), ACCESS)
@@ -55,7 +60,7 @@ def failing_fetch(file, folder, **options):
     "behaviour", ["good", "slow", "cut", "500 then good", "no ranges", "stalls", "calls it gzip"]
 )
 def test_download(tmp_path, behaviour):
-    with fake_source({"a.zip": CONTENT}, behaviour=behaviour) as source:
+    with serve(behaviour) as source:
         summary = fetch(remote(source), tmp_path)
         assert (summary.made, summary.broken) == (1, 0)
         assert (tmp_path / "a.zip").read_bytes() == CONTENT and half_files(tmp_path) == []
@@ -65,7 +70,7 @@ def test_download(tmp_path, behaviour):
 
 
 def test_changed_file(tmp_path):
-    with fake_source({"a.zip": CONTENT}, behaviour="cut") as source:
+    with serve("cut") as source:
         file = replace(remote(source), md5=None)
         assert (
             fetch(file, tmp_path, num_retries=0).broken == 1
@@ -82,7 +87,7 @@ def test_changed_file(tmp_path):
 @pytest.mark.parametrize("there", [CONTENT, CONTENT + b"more", b"other" * 100])
 def test_existing_files(tmp_path, name, there):
     (tmp_path / name).write_bytes(there)
-    with fake_source({"a.zip": CONTENT}) as source:
+    with serve() as source:
         summary = fetch(remote(source), tmp_path)
         assert summary.made + summary.skipped == 1
         assert bool(source.requests) == (name != "a.zip" or there != CONTENT), (
@@ -92,7 +97,7 @@ def test_existing_files(tmp_path, name, there):
 
 
 def test_wrong_checksum(tmp_path):
-    with fake_source({"a.zip": CONTENT}, behaviour="wrong md5") as source:
+    with serve("wrong md5") as source:
         summary = fetch(remote(source), tmp_path)
     assert summary.broken == 1 and not (tmp_path / "a.zip").exists() and half_files(tmp_path) == []
     assert hashlib.md5(CONTENT).hexdigest() in summary.broken_path.read_text()
@@ -100,10 +105,7 @@ def test_wrong_checksum(tmp_path):
 
 @pytest.mark.parametrize("code", ["401", "403", "404"])
 def test_refusal(tmp_path, code):
-    with (
-        fake_source({"a.zip": CONTENT}, behaviour=code) as source,
-        fake_source({"a.zip": CONTENT}) as mirror,
-    ):
+    with serve(code) as source, serve() as mirror:
         file = remote(source)
         text = fetch(file, tmp_path).broken_path.read_text()
         assert source.requests["a.zip"] == 1
@@ -112,7 +114,7 @@ def test_refusal(tmp_path, code):
 
 
 def test_full_disk(tmp_path):
-    with fake_source({"a.zip": CONTENT}) as source:
+    with serve() as source:
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (120_000, before[1]))
         try:
@@ -128,12 +130,9 @@ def test_full_disk(tmp_path):
 def test_credentials_after_a_redirect(tmp_path):
     credentials = {"user": "anna", "password": "s3cret"}
     expected = "Basic " + base64.b64encode(b"anna:s3cret").decode()
-    with fake_source({"a.zip": CONTENT}, user_and_password=expected) as source:
+    with serve(user_and_password=expected) as source:
         assert fetch(remote(source), tmp_path / "one", **credentials).made == 1
-    with (
-        fake_source({"a.zip": CONTENT}) as other,
-        fake_source({}, redirect_to=other.address) as first,
-    ):
+    with serve() as other, fake_source({}, redirect_to=other.address) as first:
         assert fetch(remote(first), tmp_path / "two", **credentials).made == 1
         assert "Authorization" in first.seen[0]
         assert all("Authorization" not in headers for headers in other.seen)
@@ -141,7 +140,7 @@ def test_credentials_after_a_redirect(tmp_path):
 
 def test_secrets_are_not_logged(tmp_path, caplog):
     caplog.set_level(logging.DEBUG)
-    with fake_source({"a.zip": CONTENT}, behaviour="500 then good") as source:
+    with serve("500 then good") as source:
         fetch(remote(source, query=SECRET), tmp_path, user="anna", password="s3cret")
         assert any("TOPSECRET" in headers["path"] for headers in source.seen)
         source.behaviour = "404"

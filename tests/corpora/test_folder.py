@@ -20,18 +20,36 @@ from speakernet.data.lists import read_training_list, read_trials
 from tests.conftest import tiny_voice as voice
 
 
+@pytest.fixture
+def root(tmp_path):
+    """Where the recordings are."""
+    return tmp_path / "voices"
+
+
+@pytest.fixture
+def out(tmp_path):
+    """Where the lists will be."""
+    return tmp_path / "out"
+
+
 def prepare(folder, save_path, *arguments):
     return run_data_prep("folder", folder, f"--save_path {save_path} --jobs 2", *arguments)
+
+
+def training_of(out):
+    return read_training_list(out / "train_list.txt")
+
+
+def contents(out, pattern):
+    return {path: path.read_bytes() for path in out.glob(pattern)}
 
 
 def speakers_of(path, root):
     return {name.split("/")[0] for name in read_trials(path).names if (root / name).is_file()}
 
 
-def test_lists_trials_and_configurations(tmp_path, capsys, caplog):
-    root = tmp_path / "voices"
-    out = tmp_path / "out"
-    write_voices(root, 20, 4, "spk{speaker:02}/{utterance}.wav", 0.6)
+def test_lists_trials_and_configurations(root, out, capsys, caplog):
+    write_voices(root, 20, 4)
     assert prepare(root, out) == 0
     # 16 of 20 speakers have four utterances of 0.6 s each: 38.4 s.
     assert "64 utterances of 16 speakers for training, 0.01 hours" in caplog.text
@@ -39,7 +57,7 @@ def test_lists_trials_and_configurations(tmp_path, capsys, caplog):
     fresh, fine_tuned = (line.split()[2:] for line in capsys.readouterr().out.splitlines())
     assert fresh == f"--config small_data.yaml --config {config}".split()
     assert fine_tuned[:4] == f"--config finetune.yaml --config {out}/out_finetune.yaml".split()
-    training = read_training_list(out / "train_list.txt")
+    training = training_of(out)
     judges = [speakers_of(out / f"{part}_trials.txt", root) for part in ("validation", "test")]
     parts = [set(training.speakers), *judges]
     assert [len(part) for part in parts] == [16, 2, 2]
@@ -58,20 +76,18 @@ def test_lists_trials_and_configurations(tmp_path, capsys, caplog):
     # not fill.
     assert set(written) == {"data", "training"} and written["training"] == {"save_path": "exps/out"}
     assert (written["data"]["batch_size"], written["data"]["crop_frames"]) == (8, 50)
-    first = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
+    first = contents(out, "*.*")
     assert prepare(root, out) == 0
-    assert {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()} == first
+    assert contents(out, "*.*") == first
 
 
 @pytest.mark.parametrize(
     ("num_train", "epochs"), [(1_200, 200), (2_400, 100), (LITTLE_DATA_UTTERANCES, 48), (5_001, 20)]
 )
-def test_recipe_for_little_data(tmp_path, capsys, monkeypatch, num_train, epochs):
+def test_recipe_for_little_data(tmp_path, root, out, capsys, monkeypatch, num_train, epochs):
     """The size is the number of training utterances, faked here."""
     is_little = num_train <= LITTLE_DATA_UTTERANCES
-    root = tmp_path / "voices"
-    out = tmp_path / "out"
-    write_voices(root, 8, 4, "spk{speaker}/{utterance}.wav", 0.6)
+    write_voices(root, 8, 4)
     prepared = own_folder.prepare_lists
 
     def counted(*arguments):
@@ -96,11 +112,9 @@ def test_recipe_for_little_data(tmp_path, capsys, monkeypatch, num_train, epochs
         assert config.training.test_interval == epochs
 
 
-def test_table(tmp_path):
-    root = tmp_path / "voices"
-    out = tmp_path / "out"
+def test_table(tmp_path, root, out):
     lines = ["Gender,path,note,speaker,session"]
-    for name in write_voices(root, 12, 4, "{speaker}_{utterance}.wav", 0.6):
+    for name in write_voices(root, 12, 4, "{speaker}_{utterance}.wav"):
         speaker, utterance = map(int, name.removesuffix(".wav").split("_"))
         lines.append(f"{'mf'[speaker % 2]},{name},x,Anna Maria {speaker},s{utterance % 2}")
     (tmp_path / "voices.csv").write_text("\n".join(lines))
@@ -108,124 +122,115 @@ def test_table(tmp_path):
     trials = read_trials(out / "validation_trials.txt")
     is_odd = np.array([int(name.split("_")[0]) % 2 for name in trials.names])
     assert (is_odd[trials.enrol] == is_odd[trials.test]).all()
-    assert read_training_list(out / "train_list.txt").speakers[0].startswith("Anna_Maria_")
+    assert training_of(out).speakers[0].startswith("Anna_Maria_")
 
 
-@pytest.fixture()
-def prepare_table(tmp_path):
+@pytest.fixture
+def prepare_table(tmp_path, root, out):
     """Prepares voices with a table of these rows (path, speaker)."""
 
     def run(rows):
         text = "".join(f"{name},{speaker}\n" for name, speaker in rows)
         (tmp_path / "voices.csv").write_text("path,speaker\n" + text)
-        return prepare(tmp_path / "voices", tmp_path / "out", f"--csv {tmp_path}/voices.csv")
+        return prepare(root, out, f"--csv {tmp_path}/voices.csv")
 
     return run
 
 
-def write_rows(folder, speakers):
-    names = write_voices(folder / "voices", speakers, 4, "s{speaker}/{utterance}.wav", 0.6)
+def write_rows(root, speakers):
+    names = write_voices(root, speakers, 4, "s{speaker}/{utterance}.wav")
     return [(name, name[:2]) for name in names]
 
 
-def test_repeated_rows_of_a_table(tmp_path, prepare_table, caplog):
+def test_repeated_rows_of_a_table(root, out, prepare_table, caplog):
     """A row for every label or annotator, the path spelled in different ways."""
-    out = tmp_path / "out"
-    rows = write_rows(tmp_path, 8)
+    rows = write_rows(root, 8)
     assert prepare_table(rows) == 0
-    lists = {path.name: path.read_bytes() for path in out.glob("*_*.txt")}
+    lists = contents(out, "*_*.txt")
     again = [(f"./{name}", speaker) for name, speaker in rows]
     assert prepare_table([*rows, *rows, *again]) == 0
-    assert {path.name: path.read_bytes() for path in out.glob("*_*.txt")} == lists
+    assert contents(out, "*_*.txt") == lists
     assert "64 rows repeat a path" in caplog.text
     assert "96 found, 32 usable, 64 skipped, 0 left out" in (out / "summary.txt").read_text()
 
 
-def test_a_path_under_two_speakers(tmp_path, prepare_table, capsys):
-    rows = write_rows(tmp_path, 4)
+def test_a_path_under_two_speakers(root, out, prepare_table, capsys):
+    rows = write_rows(root, 4)
     assert prepare_table([*rows, (f".//{rows[0][0]}", "s3")]) == 1
     wrong = capsys.readouterr().err
     assert "'.//s0/0.wav'" in wrong and "'s0' and 's3'" in wrong
-    assert not (tmp_path / "out" / "train_list.txt").exists()
+    assert not out.exists()
 
 
-def test_copies_in_another_format(tmp_path, caplog):
-    root, out = tmp_path / "voices", tmp_path / "out"
+def test_copies_in_another_format(root, out, caplog):
     for count, ending in ((3, "wav"), (2, "flac"), (1, "m4a.wav")):
-        write_voices(root, 8, count, f"s{{speaker}}/{{utterance}}.{ending}", 0.6)
+        write_voices(root, 8, count, f"s{{speaker}}/{{utterance}}.{ending}")
     assert prepare(root, out) == 0
-    names = list(read_training_list(out / "train_list.txt").paths)
+    names = [*training_of(out).paths]
     for part in ("validation", "test"):
         names += read_trials(out / f"{part}_trials.txt").names
     assert len(names) == 24 and len({name.split(".")[0] for name in names}) == 24
     assert "24 files skipped as the same recording" in caplog.text and "s0/0.flac" in caplog.text
 
 
-def test_speakers_that_look_the_same(tmp_path, capsys):
-    root = tmp_path / "voices"
-    write_voices(root, 1, 4, "Jos\u00e9/{utterance}.wav", 0.6)
-    write_voices(root, 1, 4, "Jose\u0301/{utterance}.wav", 0.6)
-    assert prepare(root, tmp_path / "out") == 1
+def test_speakers_that_look_the_same(root, out, capsys):
+    write_voices(root, 1, 4, "Jos\u00e9/{utterance}.wav")
+    write_voices(root, 1, 4, "Jose\u0301/{utterance}.wav")
+    assert prepare(root, out) == 1
     assert "Unicode" in capsys.readouterr().err
 
 
-def test_pattern(tmp_path):
-    root = tmp_path / "voices"
-    out = tmp_path / "out"
-    write_voices(root, 8, 4, "rec-{utterance}-spk{speaker}.wav", 0.6)
+def test_pattern(root, out):
+    write_voices(root, 8, 4, "rec-{utterance}-spk{speaker}.wav")
     assert prepare(root, out, "--pattern", r"rec-(?P<session>\d)-(?P<speaker>spk\d+)") == 0
-    assert set(read_training_list(out / "train_list.txt").speakers) < {
-        f"spk{row}" for row in range(8)
-    }
+    assert set(training_of(out).speakers) < {f"spk{row}" for row in range(8)}
 
 
-@pytest.fixture()
+@pytest.fixture
 def split_folder(tmp_path):
     train, dev = (tmp_path / "corpus" / name / "wav" for name in ("train", "dev"))
-    write_voices(train, 6, 3, "a{speaker}/{utterance}.wav", 0.6)
-    write_voices(dev, 4, 3, "b{speaker}/{utterance}.wav", 0.6, take=10)
+    write_voices(train, 6, 3, "a{speaker}/{utterance}.wav")
+    write_voices(dev, 4, 3, "b{speaker}/{utterance}.wav", take=10)
     return tmp_path / "corpus"
 
 
 def parts_of(out):
     """First letters of the speakers in each written part."""
-    lists = {path.name.removesuffix("_list.txt"): path for path in out.glob("*_list.txt")}
-    return {
-        name: {speaker[0] for speaker in read_training_list(path).speakers}
-        for name, path in lists.items()
-    }
+    parts = {}
+    for path in out.glob("*_list.txt"):
+        speakers = read_training_list(path).speakers
+        parts[path.name.removesuffix("_list.txt")] = {speaker[0] for speaker in speakers}
+    return parts
 
 
 def test_pooled_splits(tmp_path, split_folder, caplog):
     assert prepare(split_folder, tmp_path / "pooled", "--layout pooled") == 0
     assert parts_of(tmp_path / "pooled")["train"] == {"a", "b"}
-    assert prepare(split_folder / "train", tmp_path / "one") == 0
+    assert prepare(split_folder / "train", tmp_path / "part") == 0
     (split_folder / "dev").rename(tmp_path / "dev")
     assert prepare(split_folder, tmp_path / "single") == 0
     assert "split again" in caplog.text
     assert set(parts_of(tmp_path / "single")) == {"train", "validation"}
 
 
-def test_splits_that_share_speakers(tmp_path, split_folder, capsys):
+def test_splits_that_share_speakers(out, split_folder, capsys):
     (split_folder / "train" / "wav" / "a0").rename(split_folder / "dev" / "wav" / "a1")
-    assert prepare(split_folder, tmp_path / "out") == 1
+    assert prepare(split_folder, out) == 1
     errors = capsys.readouterr().err
     assert "first: a1" in errors and "--layout pooled" in errors
-    assert not (tmp_path / "out").exists()
+    assert not (out).exists()
 
 
-def test_splits_beside_speakers(tmp_path, split_folder, capsys):
-    write_voices(split_folder / "anna", 2, 3, "{speaker}/{utterance}.wav", 0.6, take=20)
-    assert prepare(split_folder, tmp_path / "out") == 1
+def test_splits_beside_speakers(out, split_folder, capsys):
+    write_voices(split_folder / "anna", 2, 3, "{speaker}/{utterance}.wav", take=20)
+    assert prepare(split_folder, out) == 1
     errors = capsys.readouterr().err
     assert "dev, train" in errors and "anna" in errors and "--layout speakers" in errors
-    assert prepare(split_folder, tmp_path / "out", "--layout speakers") == 0
+    assert prepare(split_folder, out, "--layout speakers") == 0
     with pytest.raises(SystemExit):
-        prepare(split_folder, tmp_path / "out", "--layout mixed")
-    assert prepare(split_folder, tmp_path / "out", "--layout parts --speaker_depth 1") == 1
-    table = tmp_path / "table.csv"
-    pattern = "{speaker}/{utterance}.wav"
-    assert prepare(split_folder, tmp_path / "out", f"--csv {table} --pattern {pattern}") == 1
+        prepare(split_folder, out, "--layout mixed")
+    assert prepare(split_folder, out, "--layout parts --speaker_depth 1") == 1
+    assert prepare(split_folder, out, "--csv table.csv --pattern {speaker}/{utterance}.wav") == 1
     errors = capsys.readouterr().err
     assert "--csv and --pattern" in errors and "--layout and --speaker_depth" in errors
 
@@ -243,27 +248,28 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refused_folders(tmp_path, capsys, case):
+def test_refused_folders(root, out, capsys, case):
     pattern, options, word = REFUSED[case]
-    write_voices(tmp_path / "voices", 2, 3, pattern, 0.6)
+    write_voices(root, 2, 3, pattern, 0.6)
     if word == "rename":
-        (tmp_path / "voices" / "a0b").rename(tmp_path / "voices" / "a b")
-        (tmp_path / "voices" / "a1b").rename(tmp_path / "voices" / "a_b")
-    root = tmp_path / ("nothing" if case == "no folder" else "voices")
-    assert prepare(root, tmp_path / "out", options) == 1
+        (root / "a0b").rename(root / "a b")
+        (root / "a1b").rename(root / "a_b")
+    if case == "no folder":
+        root = root.with_name("nothing")
+    assert prepare(root, out, options) == 1
     assert word in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+    assert not (out).exists()
 
 
-def test_converted_files_keep_their_split(tmp_path, split_folder, ffmpeg, caplog):
+def test_converted_files_keep_their_split(out, split_folder, ffmpeg, caplog):
     for path in sorted(split_folder.rglob("*.wav")):
         to_m4a(ffmpeg, path, path.with_suffix(".m4a"))
         path.unlink()
-    assert prepare(split_folder, tmp_path / "out") == 0
-    assert parts_of(tmp_path / "out") == {"train": {"a"}, "validation": {"b"}}
+    assert prepare(split_folder, out) == 0
+    assert parts_of(out) == {"train": {"a"}, "validation": {"b"}}
     assert "keep their splits" in caplog.text
     assert "30 found, 30 usable, 0 skipped, 0 left out" in caplog.text
-    training = read_training_list(tmp_path / "out" / "train_list.txt")
+    training = training_of(out)
     assert all(Path(name).is_file() and name.endswith(".m4a.wav") for name in training.paths)
     assert not list(split_folder.rglob("*.wav")), "nothing is written beside the originals"
     assert "data_prep/musan.py" in caplog.text
@@ -277,11 +283,11 @@ def test_converted_files_keep_their_split(tmp_path, split_folder, ffmpeg, caplog
         (["spk{speaker}/monday/{utterance}.wav", "spk{speaker}/tuesday/{utterance}.wav"], ""),
     ],
 )
-def test_warnings(tmp_path, caplog, patterns, errors):
+def test_warnings(root, out, caplog, patterns, errors):
     for number, pattern in enumerate(patterns):
-        write_voices(tmp_path / "voices", 6, 3, pattern, 0.6, take=10 * number)
-    (tmp_path / "voices" / "peter").mkdir()
-    assert prepare(tmp_path / "voices", tmp_path / "out") == 0
+        write_voices(root, 6, 3, pattern, 0.6, take=10 * number)
+    (root / "peter").mkdir()
+    assert prepare(root, out) == 0
     assert re.search("1 of 7 speakers' folders .*: peter", caplog.text)
     warnings = "".join(
         record.getMessage() for record in caplog.records if record.levelname == "WARNING"
@@ -289,11 +295,9 @@ def test_warnings(tmp_path, caplog, patterns, errors):
     assert errors in warnings and bool(errors) == ("session" in warnings)
 
 
-def test_unusable_files_are_listed(tmp_path, caplog):
-    root = tmp_path / "voices"
-    out = tmp_path / "out"
-    write_voices(root, 10, 3, "spk{speaker}/{utterance}.wav", 0.6)
-    write_audio(root / "spk0/short.wav", voice(0, 9, 0.1), 16000)
+def test_unusable_files_are_listed(root, out, caplog):
+    write_voices(root, 10, 3)
+    write_audio(root / "spk0/short.wav", voice(0, 9, 0.1))
     (root / "spk0/empty.wav").write_bytes(b"")
     (root / "spk0/text.flac").write_text("no audio")
     (root / "beside.wav").write_bytes(b"")
@@ -308,16 +312,15 @@ def test_unusable_files_are_listed(tmp_path, caplog):
     assert sum(len((out / f"{part}_list.txt").read_text().splitlines()) for part in parts) == 30
 
 
-def test_samples_that_no_list_needs(tmp_path, caplog):
+def test_samples_that_no_list_needs(root, out, caplog):
     """Silence, damage, a copy under another name, and one recording of two people."""
-    root = tmp_path / "my voices"
-    out = tmp_path / "out"
-    write_voices(root, 8, 6, "é {speaker}/{utterance}.wav", 0.6)
-    write_audio(root / "é 0/silent.wav", np.zeros(16000), 16000)
-    write_audio(root / "é 0/noise.wav", np.full(16000, 1e-4), 16000)
+    root /= "my voices"
+    write_voices(root, 8, 6, "é {speaker}/{utterance}.wav")
+    write_audio(root / "é 0/silent.wav", np.zeros(16000))
+    write_audio(root / "é 0/noise.wav", np.full(16000, 1e-4))
     shutil.copy(root / "é 1/0.wav", root / "é 1/copy of 0.wav")
     shutil.copy(root / "é 2/0.wav", root / "é 3/9.wav")
-    write_audio(root / "é 4/damaged.flac", voice(4, 9, 2.0), 16000)
+    write_audio(root / "é 4/damaged.flac", voice(4, 9, 2.0))
     damaged = bytearray((root / "é 4/damaged.flac").read_bytes())
     damaged[len(damaged) // 2 :] = bytes(len(damaged) - len(damaged) // 2)
     (root / "é 4/damaged.flac").write_bytes(damaged)
@@ -338,9 +341,8 @@ def test_samples_that_no_list_needs(tmp_path, caplog):
     assert "53 found, 53 usable, 0 skipped, 0 left out" in (out / "summary.txt").read_text()
 
 
-def test_trials_are_all_pairs_while_they_are_few(tmp_path):
-    root = tmp_path / "voices"
-    write_voices(root, 8, 6, "spk{speaker}/{utterance}.wav", 0.6)
+def test_trials_are_all_pairs_while_they_are_few(tmp_path, root):
+    write_voices(root, 8, 6)
     num_trials = {}
     for most in (15, 14):
         out = tmp_path / str(most)

@@ -15,8 +15,9 @@ from speakernet.cli import main
 from speakernet.config import load_config
 from speakernet.data.lists import read_training_list, read_trials
 from speakernet.data.opening import open_source
+from tests.conftest import REPOSITORY
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+CONFIGS = REPOSITORY / "configs"
 
 
 def inputs_of(recipe):

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +14,10 @@ from speakernet.corpora.utterances import Row, Utterances
 from speakernet.data.lists import ListError, read_training_list, read_trials, write_training_list
 
 
-@pytest.fixture()
-def listed(tmp_path):
+@pytest.fixture
+def listed(tmp_path, monkeypatch):
+    """The working directory, with lists."""
+    monkeypatch.chdir(tmp_path)
     rows = [f"s{speaker} wav/s{speaker}/{row}.wav" for speaker in range(6) for row in range(4)]
     (tmp_path / "list.txt").write_text("\n".join(rows) + "\n")
     (tmp_path / "train.txt").write_text("t0 wav/t0/1.wav\nt1 wav/t1/1.wav\n")
@@ -23,6 +26,14 @@ def listed(tmp_path):
 
 def run(line, *arguments, status=0):
     assert run_data_prep("trials", line, *arguments) == status
+
+
+def write(name, text):
+    Path(name).write_text(text)
+
+
+def read(name):
+    return Path(name).read_text()
 
 
 def make(folder, *options, source="list.txt", status=0):
@@ -48,7 +59,7 @@ def test_every_kind(listed, options, expected):
 
 
 def test_hard_negatives_from_stored_embeddings(listed):
-    names = read_training_list(listed / "list.txt").paths
+    names = read_training_list("list.txt").paths
     embeddings = np.random.default_rng(1).standard_normal((24, 2, 8)).astype(np.float32)
     path = listed / "e.npz"
 
@@ -110,17 +121,17 @@ def test_some_speakers_remain_for_a_cohort(count, expected):
     ("row", "shared"), [("s3 other/1.wav", "s3"), ("t0 ./wav/s0//1.wav", "1 files")]
 )
 def test_overlap_with_training(listed, capsys, row, shared):
-    (listed / "train.txt").write_text(f"{row}\nt1 wav/t1/1.wav\n")
-    make(listed, f"--training {listed}/train.txt", status=1)
+    write("train.txt", f"{row}\nt1 wav/t1/1.wav\n")
+    make(listed, "--training train.txt", status=1)
     assert shared in capsys.readouterr().err
-    make(listed, f"--training {listed}/train.txt --allow_overlap")
+    make(listed, "--training train.txt --allow_overlap")
 
 
 def test_cross_gender_trials(listed, capsys):
     make(listed, "--same_gender", status=1)
     assert "gender column" in capsys.readouterr().err
     rows = [f"wav/s{s}/{u}.wav,s{s},{'fm'[s % 2]}" for s in range(6) for u in range(3)]
-    (listed / "table.csv").write_text("path,speaker,gender\n" + "\n".join(rows))
+    write("table.csv", "path,speaker,gender\n" + "\n".join(rows))
     trials = make(listed, "--same_gender --kind all", source="table.csv")
     is_odd = np.array([int(name.split("/")[1][1:]) % 2 for name in trials.names])
     assert (is_odd[trials.enrol] == is_odd[trials.test]).all()
@@ -128,22 +139,22 @@ def test_cross_gender_trials(listed, capsys):
 
 
 def test_cleaning(listed, capsys):
-    clean = ("clean", listed / "list.txt", "--root", listed)
-    run(*clean, status=1)
+    clean = "clean list.txt --root ."
+    run(clean, status=1)
     assert "0 of 24 rows" in capsys.readouterr().err and not list(listed.glob("list_*"))
     for name in ("wav/s0/0.wav", "wav/s0/1.wav", "wav/s1/0.wav"):
         (listed / name).parent.mkdir(parents=True, exist_ok=True)
         (listed / name).write_bytes(b"x")
     kept = "1 wav/s0/0.wav wav/s0/1.wav\n0 wav/s0/0.wav wav/s1/0.wav\n"
     dropped = "0 wav/s0/0.wav wav/gone.wav\n0\twav/s0/0.wav\twav/two words.wav\n"
-    (listed / "trials.txt").write_text(kept + dropped)
-    run("clean", listed / "trials.txt", f"--root {listed}")
-    assert (listed / "trials_clean.txt").read_text() == kept
-    names = read_trials(listed / "trials_dropped.txt").names
+    write("trials.txt", kept + dropped)
+    run("clean trials.txt --root .")
+    assert read("trials_clean.txt") == kept
+    names = read_trials("trials_dropped.txt").names
     assert {*names} == {"wav/s0/0.wav", "wav/gone.wav", "wav/two words.wav"}
-    run(*clean)
-    assert len(read_training_list(listed / "list_clean.txt")) == 3
-    assert len((listed / "list_dropped.txt").read_text().splitlines()) == 21
+    run(clean)
+    assert len(read_training_list("list_clean.txt")) == 3
+    assert len(read("list_dropped.txt").splitlines()) == 21
 
 
 @pytest.mark.parametrize(
@@ -154,7 +165,7 @@ def test_cleaning(listed, capsys):
     ],
 )
 def test_repeated_files_are_refused(listed, capsys, rows, repeated):
-    (listed / "list.txt").write_text(rows)
+    write("list.txt", rows)
     make(listed, status=1)
     assert f"'{repeated}' appears twice" in capsys.readouterr().err
 
@@ -169,34 +180,31 @@ def test_held_out_recordings_are_not_paired_with_themselves(tmp_path):
 
 
 def test_paths_of_windows(listed, capsys):
-    (listed / "list.txt").write_text("s0 D:\\wav\\s0\\1.wav\ns1 D:\\wav\\s1\\1.wav\n")
-    run("clean", listed / "list.txt", f"--root {listed}", status=1)
+    write("list.txt", "s0 D:\\wav\\s0\\1.wav\ns1 D:\\wav\\s1\\1.wav\n")
+    run("clean list.txt --root .", status=1)
     assert "--replace '\\' /" in capsys.readouterr().err
-    run("rewrite", listed / "list.txt", listed / "new.txt", "--strip D:\\ --replace \\ /")
-    assert list(read_training_list(listed / "new.txt").paths) == ["wav/s0/1.wav", "wav/s1/1.wav"]
+    run("rewrite list.txt new.txt --strip D:\\ --replace \\ /")
+    assert list(read_training_list("new.txt").paths) == ["wav/s0/1.wav", "wav/s1/1.wav"]
 
 
 def test_rewriting(listed):
-    (listed / "trials.txt").write_text("1 wav/a/1.wav wav/a/2.wav\n0 wav/a/1.wav wav/b/1.wav\n")
-    options = "--strip wav/ --prefix flac/ --suffix .flac --form kaldi"
-    run("rewrite", listed / "trials.txt", listed / "kaldi.txt", options)
+    write("trials.txt", "1 wav/a/1.wav wav/a/2.wav\n0 wav/a/1.wav wav/b/1.wav\n")
+    run("rewrite trials.txt kaldi.txt --strip wav/ --prefix flac/ --suffix .flac --form kaldi")
     kaldi = "flac/a/1.flac flac/a/2.flac target\nflac/a/1.flac flac/b/1.flac nontarget\n"
-    assert (listed / "kaldi.txt").read_text() == kaldi
-    options = "--strip flac/ --prefix wav/ --suffix .wav"
-    run("rewrite", listed / "kaldi.txt", listed / "back.txt", options)
-    assert (listed / "back.txt").read_text() == (listed / "trials.txt").read_text()
-    run("rewrite", listed / "list.txt", listed / "new.txt", "--replace wav/ audio/")
-    assert read_training_list(listed / "new.txt").paths[0] == "audio/s0/0.wav"
+    assert read("kaldi.txt") == kaldi
+    run("rewrite kaldi.txt back.txt --strip flac/ --prefix wav/ --suffix .wav")
+    assert read("back.txt") == read("trials.txt")
+    run("rewrite list.txt new.txt --replace wav/ audio/")
+    assert read_training_list("new.txt").paths[0] == "audio/s0/0.wav"
 
 
 def test_nist_tables(listed):
     """Enrolment table and key of a speaker recognition evaluation; the model is no path."""
-    out = listed / "new.txt"
 
     def rewritten(text, options, status=0):
-        (listed / "table").write_text(text)
-        run("rewrite", listed / "table", out, options, status=status)
-        return out.read_text()
+        write("table", text)
+        run(f"rewrite table new.txt {options}", status=status)
+        return read("new.txt")
 
     table = "modelid\tsegmentid\tside\n1001\taa.sph\ta\n1001\tab.sph\ta\n"
     options = "--kind enrolment --prefix enrollment/"
@@ -224,17 +232,16 @@ def test_nist_tables(listed):
         "hold_out train_list.txt . --speakers 2",
     ],
 )
-def test_inputs_are_not_overwritten(listed, monkeypatch, command):
-    monkeypatch.chdir(listed)
+def test_inputs_are_not_overwritten(listed, command):
     (listed / "sub").mkdir()
     (listed / "link.txt").hardlink_to(listed / "list.txt")
-    (listed / "train_list.txt").write_text((listed / "list.txt").read_text())
+    write("train_list.txt", read("list.txt"))
     before = {path.name: path.read_bytes() for path in listed.glob("*.txt")}
     run(command, status=1)
     assert {path.name: path.read_bytes() for path in listed.glob("*.txt")} == before
 
 
-@pytest.fixture()
+@pytest.fixture
 def training(tmp_path):
     rows = [
         (f"s{speaker:02}", f"s{speaker:02}/{row}.wav") for row in range(6) for speaker in range(12)
@@ -283,7 +290,7 @@ def test_targets_across(listed, across, targets):
     for speaker, call, file in np.ndindex(6, 2, 2):
         phone = "cell" if call and speaker > 1 else "landline"
         rows.append((f"s{speaker}", f"wav/s{speaker}/c{call}/{file}.wav", f"c{call}", phone))
-    (listed / "calls.csv").write_text("speaker,path,call,phone\n" + "\n".join(map(",".join, rows)))
+    write("calls.csv", "speaker,path,call,phone\n" + "\n".join(map(",".join, rows)))
     trials = make(listed, f"--kind all --across {across}", source="calls.csv")
     assert trials.labels.sum() == targets
     if across == "call":
@@ -311,6 +318,6 @@ def test_sessions_of_a_speaker_with_a_space_in_the_name(tmp_path):
     ],
 )
 def test_across_unknown_columns(listed, capsys, file, options, problem):
-    (listed / "table.csv").write_text("path,speaker,call\na.wav,s0,c0\nb.wav,s0,\n")
+    write("table.csv", "path,speaker,call\na.wav,s0,c0\nb.wav,s0,\n")
     make(listed, *options.split(), source=file, status=1)
     assert re.search(problem, capsys.readouterr().err)

@@ -23,7 +23,6 @@ from speakernet.data.audio import (
     read_audio_bytes,
     write_audio,
 )
-from speakernet.data.ffmpeg import FfmpegError, find_ffmpeg
 
 # SoX, arecord, mpg123, ffmpeg and their neighbours.
 PIPE_SIZES = [0x7FFFF000, 0x7FFFFFFF - 36, 0x80000000, 0xFFFFFFF0, 0xFFFFFFFF]
@@ -170,7 +169,7 @@ def limited_memory(num_bytes):
 @pytest.mark.parametrize("suffix", [".wav", ".flac"])
 def test_round_trip(tmp_path, suffix):
     waveform = np.array([0, 0.5, -0.5, 2.0, -2.0, 0.25], dtype=np.float32)
-    write_audio(tmp_path / f"a{suffix}", waveform, 16000)
+    write_audio(tmp_path / f"a{suffix}", waveform)
     assert_allclose(
         read_audio(tmp_path / f"a{suffix}"), np.clip(waveform, -1, 32767 / 32768), atol=1e-6
     )
@@ -190,25 +189,24 @@ CODINGS = {
 }
 
 
-def encoded(tmp_path, suffix, seconds=2.0, options=(), inputs=()):
-    try:
-        ffmpeg = find_ffmpeg()
-    except FfmpegError as error:
-        pytest.skip(str(error))
-    tone = 0.3 * np.sin(np.arange(int(16000 * seconds)) * 2 * np.pi * 440 / 16000)
-    write_audio(tmp_path / "tone.wav", tone)
-    path = tmp_path / f"coded.{suffix}"
-    before = [ffmpeg, "-nostdin", "-loglevel", "error"]
-    subprocess.run(
-        [*before, *inputs, "-i", tmp_path / "tone.wav", *CODINGS.get(suffix, []), *options, path],
-        check=True,
-    )
-    return path
+@pytest.fixture
+def encode(tmp_path, ffmpeg):
+    """Writes a tone in the format of a suffix."""
+
+    def run(suffix, seconds=2.0, options=(), inputs=()):
+        tone = 0.3 * np.sin(np.arange(int(16000 * seconds)) * 2 * np.pi * 440 / 16000)
+        write_audio(tmp_path / "tone.wav", tone)
+        path = tmp_path / f"coded.{suffix}"
+        command = [ffmpeg, "-nostdin", "-loglevel", "error", *inputs, "-i", tmp_path / "tone.wav"]
+        subprocess.run([*command, *CODINGS.get(suffix, []), *options, path], check=True)
+        return path
+
+    return run
 
 
 @pytest.mark.parametrize("suffix", CODINGS)
-def test_ffmpeg(tmp_path, suffix):
-    path = encoded(tmp_path, suffix)
+def test_ffmpeg(tmp_path, encode, suffix):
+    path = encode(suffix)
     tone = read_audio(tmp_path / "tone.wav")
     # The format is recognised by the first bytes, not by the name.
     renamed = path.rename(tmp_path / "tone.mp3")
@@ -229,24 +227,22 @@ def test_ffmpeg(tmp_path, suffix):
     assert suffix == "wav" or cut.seconds == pytest.approx(1, abs=0.1)
 
 
-def test_aac_with_an_id3_tag(tmp_path):
-    path = encoded(tmp_path, "aac")
+def test_aac_with_an_id3_tag(encode):
+    path = encode("aac")
     whole = read_audio(path)
     path.write_bytes(b"ID3\4\0\0\0\0\0\0" + path.read_bytes())
     assert_array_equal(read_audio(path), whole)
 
 
 @pytest.mark.parametrize("suffix", ["mkv", "mp4"])
-def test_times_are_those_of_the_video(tmp_path, suffix):
+def test_times_are_those_of_the_video(tmp_path, encode, suffix):
     # Two seconds of sound from the first second on, in a picture of six.
     picture = ["-f", "lavfi", "-i", "color=size=64x64:rate=5:duration=6", "-itsoffset", "1"]
-    found = read_audio(
-        encoded(tmp_path, suffix, options=["-map", "0:v", "-map", "1:a"], inputs=picture)
-    )
+    found = read_audio(encode(suffix, options=["-map", "0:v", "-map", "1:a"], inputs=picture))
     assert len(found) == pytest.approx(48000, abs=2000)
     assert np.abs(found[:15000]).max() < 0.01 and np.abs(found[17000:18000]).max() > 0.2
     assert not audio_info(tmp_path / f"coded.{suffix}").is_truncated
-    silent = encoded(tmp_path, f"silent.{suffix}", options=["-map", "0:v"], inputs=picture)
+    silent = encode(f"silent.{suffix}", options=["-map", "0:v"], inputs=picture)
     with pytest.raises(AudioError, match=r"silent\.\w+: .*no sound track"):
         read_audio(silent)
 
@@ -287,10 +283,10 @@ def test_cut_files_say_so(tmp_path, random, format_name, subtype):
 @pytest.mark.parametrize(
     "suffix", ["opus", "caf", "wma", "aac", "amr", "mp2", "avi", "m4a", "mp3", "flac"]
 )
-def test_cut_files_warn_or_are_refused(tmp_path, suffix):
+def test_cut_files_warn_or_are_refused(encode, suffix):
     options = {"amr": ["-ar", "8000", "-c:a", "libopencore_amrnb"], "caf": ["-c:a", "pcm_s16le"]}
     try:
-        path = encoded(tmp_path, suffix, 20.0, options=options.get(suffix, []))
+        path = encode(suffix, 20.0, options=options.get(suffix, []))
     except subprocess.CalledProcessError:
         pytest.skip(f"this ffmpeg cannot write {suffix}")
     assert (
@@ -305,8 +301,8 @@ def test_cut_files_warn_or_are_refused(tmp_path, suffix):
     assert audio_info(path).is_truncated
 
 
-def test_decoded_files_take_no_memory(tmp_path):
-    path = encoded(tmp_path, "mka", 300.0, options=["-c:a", "pcm_s16le"])
+def test_decoded_files_take_no_memory(tmp_path, encode):
+    path = encode("mka", 300.0, options=["-c:a", "pcm_s16le"])
     resident = psutil.Process().memory_info
     read_audio(path, 0, 16000)
     before = resident().rss

@@ -187,7 +187,6 @@ def test_processes_share_decoded_files(folders, tmp_path, monkeypatch, random):
     alone = make(folders)
     clean = speech(random)
     decoded = []
-    made = []
     assert clips_into_ram(alone.banks, 1 << 30) and not list(tmp_path.glob("tables/*/samples.npy"))
     monkeypatch.setattr(distributed, "local_world_size", lambda: 2)
     read = ClipBank.read_whole
@@ -201,9 +200,7 @@ def test_processes_share_decoded_files(folders, tmp_path, monkeypatch, random):
         )
         # Only the first decodes: nine clips of three kinds.
         assert len(decoded) == 27
-        made.append(together)
-    for augmenter in made:
-        assert_close(augment(augmenter, clean)[0], augment(alone, clean)[0], atol=0, rtol=0)
+        assert_close(augment(together, clean)[0], augment(alone, clean)[0], atol=0, rtol=0)
     assert len(list(tmp_path.glob("tables/*/samples.npy"))) == 4
     os.utime(next(folders[1].rglob("*.wav")), ns=(1, 1))
     make(folders)
@@ -248,12 +245,12 @@ def test_layouts_and_broken_files(tmp_path, caplog):
     with pytest.raises(AudioError, match="none of 0 audio files"):
         RirBank(tmp_path / "empty", 16000, None, is_aligned=True)
     root = tmp_path / "flat"
-    write_audio(root / "a.wav", np.ones(100, dtype=np.float32) / 2, 16000)
+    write_audio(root / "a.wav", np.ones(100) / 2)
     (root / "b.wav").write_bytes(b"")
     banks = noise_banks(root, 16000, None)
     assert len(banks["noise"]) == 1
     assert "b.wav" in caplog.text and "count as noise" in caplog.text
-    write_audio(root / "silent.wav", np.zeros(100, dtype=np.float32), 16000)
+    write_audio(root / "silent.wav", np.zeros(100))
     rirs = RirBank(root, 16000, None, is_aligned=True)
     assert list(rirs.names) == ["a.wav"] and "2 of 3 files left out" in caplog.text
     (root / "a.wav").unlink()
@@ -265,7 +262,7 @@ def test_damage_behind_the_header_is_found_first(tmp_path, caplog, random, monke
     """A file whose header is whole; with many files the result is kept until a file changes."""
     samples = random.standard_normal(24_000).astype(np.float32) / 10
     for number in range(4):
-        write_audio(tmp_path / "noise" / f"{number}.flac", samples, 16000)
+        write_audio(tmp_path / "noise" / f"{number}.flac", samples)
     whole = (tmp_path / "noise" / "2.flac").read_bytes()
     (tmp_path / "noise" / "2.flac").write_bytes(whole[: len(whole) // 2] + bytes(len(whole) // 2))
     monkeypatch.setattr(banks_module, "MANY_FILES", 2)
@@ -309,9 +306,6 @@ def test_babble_of_a_resident_corpus(folders, random):
     made = augmenter(clean.clone(), epoch=0, rows=np.arange(60))
     assert_close(made, expected, atol=1e-5, rtol=1e-4)
     assert not torch.allclose(made, clean)
-    assert bytes_of_banks(banks, None, corpus) == 2 * 2 * sum(
-        5000 + 1500 * number for number in range(9)
-    )
 
 
 def test_rirs(tmp_path, caplog):
@@ -324,9 +318,9 @@ def test_rirs(tmp_path, caplog):
         "pointsource_noises/noise-1.wav",
         "real_rirs_isotropic_noises/RVB2014_type1_noise_a.wav",
     ):
-        write_audio(tmp_path / name, right, 16000)
+        write_audio(tmp_path / name, right)
     response = "real_rirs_isotropic_noises/RVB2014_type1_rir_a.wav"
-    write_audio(tmp_path / response, np.stack([left, right], axis=1), 16000)
+    write_audio(tmp_path / response, np.stack([left, right], axis=1))
     rirs = RirBank(tmp_path, 16000, None, is_aligned=True)
     assert list(rirs.names) == [response] and "2 files skipped" in caplog.text
     taken = rirs.prepared(0)[:400]
@@ -379,8 +373,8 @@ def test_draws_of_microphones(tmp_path):
 def test_real_devices(tmp_path):
     dull = np.zeros(2000, dtype=np.float32)
     dull[:2] = 0.4  # sum of neighbours: 20 log10 cos(pi f / rate)
-    write_audio(tmp_path / "dull.wav", dull, 16000)
-    write_audio(tmp_path / "flat.wav", np.array([0.5] + [0.0] * 99, dtype=np.float32), 16000)
+    write_audio(tmp_path / "dull.wav", dull)
+    write_audio(tmp_path / "flat.wav", np.array([0.5] + [0.0] * 99))
     found = device_responses(tmp_path, 16000)
     hertz = np.geomspace(60, 8000, found.shape[1])
     expected = 20 * np.log10(np.maximum(np.cos(np.pi * hertz / 16000), 1e-9))
@@ -389,6 +383,6 @@ def test_real_devices(tmp_path):
     options = AugmentOptions(categories=[], microphone_probability=1.0, microphone_db=0.0)
     drawn = Augmenter({}, None, options, devices=found).draw(np.arange(50), 0)
     assert {tuple(row) for row in drawn.responses_db} == {tuple(row) for row in found}
-    write_audio(tmp_path / "silent.wav", np.zeros(100, dtype=np.float32), 16000)
+    write_audio(tmp_path / "silent.wav", np.zeros(100))
     with pytest.raises(AudioError, match=r"silent\.wav: the impulse response is silent"):
         device_responses(tmp_path, 16000)

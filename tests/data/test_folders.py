@@ -94,7 +94,7 @@ NAME = "José/é ガ.wav"
 def test_names_in_the_other_unicode_form(tmp_path, random, in_list, on_disk):
     root = tmp_path / "ä"
     sound = (0.1 * random.standard_normal(500)).astype(np.float32)
-    write_audio(root / unicodedata.normalize(on_disk, NAME), sound, 16000)
+    write_audio(root / unicodedata.normalize(on_disk, NAME), sound)
     given = unicodedata.normalize(in_list, NAME)
     source, names = open_source(root), StringTable.from_strings([given, "José/2.wav", "plain.wav"])
     table = source.lookup_table(names)
@@ -107,9 +107,7 @@ def test_names_in_the_other_unicode_form(tmp_path, random, in_list, on_disk):
 
 
 def test_lists_of_files_in_the_other_unicode_form(tmp_path, random):
-    write_audio(
-        tmp_path / unicodedata.normalize("NFD", NAME), 0.1 * random.standard_normal(500), 16000
-    )
+    write_audio(tmp_path / unicodedata.normalize("NFD", NAME), 0.1 * random.standard_normal(500))
     (tmp_path / "list.txt").write_text(f"{NAME}\nanna {NAME}\n", encoding="utf-8")
     _, names = audio_inputs([str(tmp_path / "list.txt")], 16000)
     assert list(names) == [str(tmp_path / unicodedata.normalize("NFD", NAME))]

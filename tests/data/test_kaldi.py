@@ -11,7 +11,7 @@ from speakernet.files import sha256_of
 IDS = [f"spk{row // 3}-utt{row}" for row in range(9)]
 
 
-@pytest.fixture()
+@pytest.fixture
 def kaldi(tmp_path, random, monkeypatch):
     """Nine utterances; the path of every third is relative to the working directory, one name has a
     space.

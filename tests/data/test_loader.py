@@ -278,7 +278,7 @@ def test_slot_reuse_waits_for_its_copy(tiny_corpus, monkeypatch):
     assert before[4] == [0, 1, 2, 3]
 
 
-@pytest.fixture()
+@pytest.fixture
 def root(tiny_corpus, tmp_path):
     return Path(shutil.copytree(tiny_corpus, tmp_path / "copy"))
 

@@ -22,7 +22,7 @@ from speakernet.files import sha256_of
 NAMES = ["a/plain.wav", "a/b c.flac", "ü/stereo.wav", "short.wav", "wide.wav"]
 
 
-@pytest.fixture()
+@pytest.fixture
 def folder(tmp_path, random):
     """A plain WAV, FLAC with a space in its name, stereo at 8 kHz, one shorter than any crop, 24
     bits.
@@ -37,7 +37,7 @@ def folder(tmp_path, random):
     return root
 
 
-@pytest.fixture()
+@pytest.fixture
 def corpus(folder, tmp_path):
     pack(FolderInput(folder), tmp_path / "corpus")
     return tmp_path / "corpus"

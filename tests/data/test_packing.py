@@ -27,7 +27,7 @@ ALL = StringTable.from_strings(NAMES)
 SOME = StringTable.from_strings(NAMES[:9])
 
 
-@pytest.fixture()
+@pytest.fixture
 def folder(tmp_path, random):
     root = tmp_path / "audio"
     for row, name in enumerate(NAMES):
@@ -37,7 +37,7 @@ def folder(tmp_path, random):
     return root
 
 
-@pytest.fixture()
+@pytest.fixture
 def corpus(tmp_path):
     """Where the corpus will be."""
     return tmp_path / "corpus"
@@ -48,7 +48,7 @@ def content_of(corpus):
     return {name: source.read(name).tobytes() for name in source.index.names}
 
 
-@pytest.fixture()
+@pytest.fixture
 def expected(folder, tmp_path):
     """Name -> samples of the packed folder."""
     pack(FolderInput(folder), tmp_path / "expected")
@@ -216,7 +216,7 @@ def test_impossible_rates(folder, tmp_path, capsys, where, rate):
 
 def test_archive_of_a_mac(tmp_path, corpus):
     with zipfile.ZipFile(tmp_path / "people.zip", "w") as archive:
-        write_audio(tmp_path / "1.wav", np.ones(100, dtype=np.float32) / 2)
+        write_audio(tmp_path / "1.wav", np.ones(100) / 2)
         for name in ("people/Jose\u0301/1.wav", "people/b/1.wav"):
             archive.write(tmp_path / "1.wav", name)
             archive.writestr(f"__MACOSX/{name.replace('/1', '/._1')}", b"\0\5\x16\7")

@@ -18,7 +18,7 @@ from speakernet.data.packing import pack
 KEYS = [f"id{row // 3}/video/{row:05d}.wav" for row in range(7)]
 
 
-@pytest.fixture()
+@pytest.fixture
 def audio(tmp_path, random, monkeypatch):
     """Key -> file, in the working directory."""
     monkeypatch.chdir(tmp_path)

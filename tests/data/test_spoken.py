@@ -13,7 +13,7 @@ RATE = 16000
 EDGES = np.array([[0.5, 1.5], [2.0, 2.25]])
 
 
-@pytest.fixture()
+@pytest.fixture
 def source(tmp_path, monkeypatch):
     """Two recordings of 3 s, `speech.wav` with speech between `EDGES` and `noise.wav` without; a
     sample is its number.

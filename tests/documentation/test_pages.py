@@ -21,12 +21,12 @@ from speakernet.cli.list_components import HOLDERS
 from speakernet.config import load_config
 from speakernet.config.schema import CHOICES
 from speakernet.data.parts import WHOLE, parse_part
+from tests.conftest import REPOSITORY
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 SCRIPTS = {"trainSpeakerNet.py": ["train"]}
-for script in (ROOT / "data_prep").glob("*.py"):
+for script in (REPOSITORY / "data_prep").glob("*.py"):
     SCRIPTS[f"data_prep/{script.name}"] = ["prepare", script.stem]
 OTHER_PROGRAMS = """pip pytest make curl arecord git export source tensorboard cd head docker mkdir
 npm tar cp base64"""
@@ -110,7 +110,7 @@ def test_commands(page):
             words = [*SCRIPTS[words[1]], *words[2:]]
         elif words[0] == "python":
             path = words[2].replace(".", "/") + ".py" if words[1] == "-m" else words[1]
-            assert (ROOT / path).exists() or Path(path).stem in ("NAME", "venv"), words
+            assert (REPOSITORY / path).exists() or Path(path).stem in ("NAME", "venv"), words
             continue
         elif words[0] == "speakernet":
             words = words[1:]
@@ -134,23 +134,23 @@ def test_named_configurations():
             for option, name in itertools.pairwise(words):
                 is_of_reader = name.startswith(("my", "data/", "exps/", "ResNetSE34L_AP"))
                 if option == "--config" and not is_of_reader:
-                    assert (ROOT / "configs" / name).is_file(), name
+                    assert (REPOSITORY / "configs" / name).is_file(), name
 
 
 def test_exit_statuses():
-    page = (ROOT / "docs" / "runs.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs" / "runs.md").read_text(encoding="utf-8")
     codes = re.findall(r"^\| (\d+) \|", page, flags=re.MULTILINE)
     assert [int(code) for code in codes] == sorted(EXIT_STATUSES)
 
 
 @pytest.mark.parametrize("kind", ["models", "poolings", "features", "losses"])
 def test_components_are_described(kind):
-    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs" / "models.md").read_text(encoding="utf-8")
     names = CHOICES[HOLDERS[kind]].table
     assert [name for name in names if f"`{name}`" not in page] == []
 
 
-MANIFESTS = ROOT / "docs" / "manifests"
+MANIFESTS = REPOSITORY / "docs" / "manifests"
 
 
 def command_of(script):

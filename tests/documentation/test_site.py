@@ -9,14 +9,13 @@ import subprocess
 import sys
 import threading
 from html import unescape
-from pathlib import Path
 
 import pytest
 
 from speakernet.cli import COMMANDS
 from speakernet.config.schema import SECTIONS
+from tests.conftest import REPOSITORY
 
-ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 WIDTH = 390
 LONGEST_PAGE = 2500
@@ -42,11 +41,11 @@ OPTIONS = """--headless=new --no-sandbox --disable-gpu --enable-logging=stderr
 def site(tmp_path_factory):
     """The site as built by `make docs`; the notebook makes fewer voices."""
     folder = tmp_path_factory.mktemp("site")
-    shutil.copytree(ROOT / "docs", folder / "docs")
-    shutil.copy(ROOT / "mkdocs.yml", folder)
-    (folder / "speakernet").symlink_to(ROOT / "speakernet")
+    shutil.copytree(REPOSITORY / "docs", folder / "docs")
+    shutil.copy(REPOSITORY / "mkdocs.yml", folder)
+    (folder / "speakernet").symlink_to(REPOSITORY / "speakernet")
     (folder / "examples").mkdir()
-    for notebook in (ROOT / "examples").glob("*.ipynb"):
+    for notebook in (REPOSITORY / "examples").glob("*.ipynb"):
         text = re.sub(r"(SPEAKERS|EPOCHS) = \d+", r"\1 = 6", notebook.read_text(encoding="utf-8"))
         (folder / "examples" / notebook.name).write_text(text, encoding="utf-8")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict"]
@@ -89,7 +88,12 @@ def test_generated_pages(site):
     assert len(pictures) == 5
     for picture in pictures:
         assert (site / picture).read_bytes().startswith(b"\x89PNG")
-    assert "test EER" in text_of(page) and "Traceback" not in text_of(page)
+    text = text_of(page)
+    assert "test EER" in text and "Traceback" not in text
+    statuses = re.findall(r"exit status (\d)", text)
+    assert len(statuses) == 7 and set(statuses) <= {"0", "1"} and statuses.count("1") <= 1
+    assert len(re.findall(r"(same speaker|different speakers): score", text)) == 3
+    assert re.search(r"(Ada|Bo|unknown) score \d", text)
     assert "Who speaks when" in text_of(site / "notebook_your_own_voices.html")
 
 

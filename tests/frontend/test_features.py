@@ -18,7 +18,7 @@ from speakernet.frontend.options import (
     KaldiMfccOptions,
     LogMelOptions,
 )
-from speakernet.options import create, options_of
+from speakernet.options import create
 
 LENGTHS = (16000, 9123, 4801)
 
@@ -151,15 +151,6 @@ def test_normalised_waveforms():
     assert not found[1, 200:].any()
 
 
-def make(name, **options):
-    return create(
-        FEATURES[name],
-        options_of(FEATURES, name, {"name": name, **options}, "x"),
-        sample_rate=16000,
-        seed=0,
-    )
-
-
 def speech(num_samples, seed=0):
     """Noise with pauses and a spectrum that falls by 60 dB, as in speech."""
     generator = torch.Generator().manual_seed(seed)
@@ -183,7 +174,7 @@ FORMS = [(name, {}) for name in FEATURES] + [
 
 @pytest.mark.parametrize(("name", "options"), FORMS)
 def test_equal_features(name, options):
-    plain = make(name, **options).eval()
+    plain = create(FEATURES[name], FEATURES[name].options(**options)).eval()
     convolved = copy.deepcopy(plain)
     use_convolution(convolved)
     for num_samples in (16000, 12345):

@@ -6,11 +6,12 @@ import ast
 import functools
 import graphlib
 import re
-from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parents[2] / "speakernet"
+from tests.conftest import REPOSITORY
+
+PACKAGE = REPOSITORY / "speakernet"
 
 
 def read_table(text):

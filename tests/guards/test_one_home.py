@@ -1,13 +1,12 @@
 """An option is written once: no second default."""
 
 import ast
-from pathlib import Path
 
 from speakernet.config.schema import CHOICES, SECTIONS
 from speakernet.options import Options
+from tests.conftest import REPOSITORY
 
-ROOT = Path(__file__).resolve().parents[2]
-SOURCES = [*(ROOT / "speakernet").rglob("*.py"), *(ROOT / "data_prep").glob("*.py")]
+SOURCES = [*(REPOSITORY / "speakernet").rglob("*.py"), *(REPOSITORY / "data_prep").glob("*.py")]
 COMPONENTS = [component for choice in CHOICES.values() for component in choice.table.values()]
 OWNERS = {*SECTIONS.values(), *(component.options for component in COMPONENTS)}
 OPTION_NAMES = {name for owner in OWNERS for name in owner.model_fields}

@@ -1,15 +1,14 @@
 """Project files parse, and the versions and folders they name are consistent."""
 
 import re
-from pathlib import Path
 
 import yaml
 
 import speakernet
 from speakernet.data.lookup import default_cache_folder
+from tests.conftest import REPOSITORY
 
-ROOT = Path(__file__).resolve().parents[2]
-WORKFLOW = ROOT / ".github" / "workflows" / "ci.yml"
+WORKFLOW = REPOSITORY / ".github" / "workflows" / "ci.yml"
 
 
 def read(path):
@@ -17,7 +16,7 @@ def read(path):
 
 
 def text_of(name):
-    return (ROOT / name).read_text(encoding="utf-8")
+    return (REPOSITORY / name).read_text(encoding="utf-8")
 
 
 def test_versions_of_the_workflow():

@@ -3,14 +3,14 @@
 import ast
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-SOURCES = [*ROOT.glob("*.py")]
+from tests.conftest import REPOSITORY
+
+SOURCES = [*REPOSITORY.glob("*.py")]
 for folder in ("speakernet", "benchmarks", "data_prep"):
-    SOURCES += sorted((ROOT / folder).rglob("*.py"))
+    SOURCES += sorted((REPOSITORY / folder).rglob("*.py"))
 MAX_FILE_LINES = 800
 MAX_FUNCTION_LINES = 100
 LONG_FUNCTION_LINES = 60
@@ -61,10 +61,10 @@ def test_unfinished():
 
 def test_tracked_files():
     command = ["git", "ls-files"]
-    listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    listing = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     if listing.returncode:
         pytest.skip("not a git checkout")
-    for path in (ROOT / name for name in listing.stdout.splitlines()):
+    for path in (REPOSITORY / name for name in listing.stdout.splitlines()):
         if path.is_file():
             assert path.stat().st_size < 1_000_000, path
             assert path.suffix not in UNTRACKED, path

@@ -17,7 +17,7 @@ from speakernet.machine.settings import many_shapes, optimize_torch_settings
 from speakernet.machine.threads import in_lanes, lanes_of
 
 
-@pytest.fixture()
+@pytest.fixture
 def gpus(monkeypatch):
     """A fake machine with two GPUs; the list records the devices that become current."""
     current = []

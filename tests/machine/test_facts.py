@@ -88,7 +88,7 @@ def test_quota(tmp_path, monkeypatch, groups, membership, expected):
     assert read_quota() == expected
 
 
-@pytest.fixture()
+@pytest.fixture
 def container(tmp_path, monkeypatch):
     """`docker run --cpus 1.5 --memory 8m`, seen from inside."""
     write(
@@ -152,7 +152,7 @@ def test_processor(text, name, flags, bf16, monkeypatch):
         facts._cpu_facts.cache_clear()
 
 
-@pytest.fixture()
+@pytest.fixture
 def machine(tmp_path, monkeypatch):
     """torch, built for CUDA 13, sees no GPU; the folder is the PATH and may have the driver's
     file.

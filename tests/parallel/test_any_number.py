@@ -8,9 +8,7 @@ import logging
 import os
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +29,7 @@ from tests.tiny_recipe import write_recipe
 pytestmark = pytest.mark.slow
 STEPS_OF_EPOCH = 8
 LAST_STEP = 14
-CHANGES: dict[str, Any] = {
+CHANGES = {
     "training": {"max_epochs": 2, "test_interval": 1, "log_interval": 1},
     # Small steps, because large ones amplify rounding, which depends on the number of processes and
     # the processor.
@@ -43,105 +41,96 @@ CHANGES: dict[str, Any] = {
 
 
 @contextlib.contextmanager
-def stopped(step: int) -> Iterator[None]:
+def stopped(step):
     """The last process is asked to stop in this step; 0: in the first evaluation."""
     before = Trainer.run_step, Trainer.evaluate
 
-    def ask() -> None:
+    def ask():
         if distributed.rank() == distributed.world_size() - 1:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def run_step(self: Trainer, batches: Any) -> None:
+    def run_step(self, batches):
         if step == self.state.step + 1:
             ask()
         before[0](self, batches)
 
-    def evaluate(self: Trainer, *note: str, **how: bool) -> float:
+    def evaluate(self, *note, **how):
         if step == 0:
             ask()
         return before[1](self, *note, **how)
 
-    Trainer.run_step, Trainer.evaluate = run_step, evaluate  # type: ignore[method-assign]
+    Trainer.run_step, Trainer.evaluate = run_step, evaluate
     try:
         with pytest.raises(Interrupted):
             yield
     finally:
-        Trainer.run_step, Trainer.evaluate = before  # type: ignore[method-assign]
+        Trainer.run_step, Trainer.evaluate = before
 
 
-def train(folder: Path, name: str, step: int, *options: str) -> None:
+def train(folder, name, step, *options):
     """Train the recipe of `folder`/`name` up to a step."""
-    given = ["--config", str(folder / "run.yaml"), "--save_path", str(folder / name), *options]
+    line = f"--config {folder}/run.yaml --save_path {folder}/{name}"
     with stopped(step):
-        train_experiment(load_config(given))
+        train_experiment(load_config([*line.split(), *options]))
 
 
-def refused(call: Any, *own: str, common: tuple[str, ...] = ()) -> str:
+def refused(call, own="", common=""):
     """The error if the second process has different options."""
-    options = (*common, *own) if distributed.rank() == 1 else common
-    given = [
-        "--config",
-        "run.yaml",
-        "--save_path",
-        "refused",
-        "--initial_model",
-        "whole2/last.pt",
-        *options,
-    ]
+    line = f"--config run.yaml --save_path refused --initial_model whole2/last.pt {common} "
+    if distributed.rank() == 1:
+        line += own
     with pytest.raises(ValueError) as caught:
-        call(load_config(given))
+        call(load_config(line.split()))
     return str(caught.value)
 
 
-def two() -> dict[str, str]:
+def two():
     """In two processes: an uninterrupted run, a stopped one, and refusals."""
     folder = Path.cwd()
     # First, because a process remembers for the rest of its life that it was asked to stop.
     again = is_found_finished()
     train(folder, "straight", LAST_STEP)
     train(folder, "whole2", 0)
-    noise = ("--augment.enabled", "true", "--augment.noise_path", "noise")
+    noise = "--augment.enabled true --augment.noise_path noise"
     found = {
         "again": str(again),
         # Any left would keep the group alive, and the memory of its gradients during a second
         # stage.
         "left": str(sum(type(item) is DistributedDataParallel for item in gc.get_objects())),
-        "option": refused(train_experiment, "--loss.margin", "0.3"),
-        "model": refused(train_experiment, "--initial_model", "straight/last.pt"),
+        "option": refused(train_experiment, "--loss.margin 0.3"),
+        "model": refused(train_experiment, "--initial_model straight/last.pt"),
         "command": refused(score_experiment if distributed.is_main() else train_experiment),
-        "noise": refused(train_experiment, "--augment.noise_path", "other_noise", common=noise),
+        "noise": refused(train_experiment, "--augment.noise_path other_noise", noise),
     }
     return found
 
 
-def is_found_finished() -> bool:
+def is_found_finished():
     """Whether a finished run is recognised if the second process does not see the first one's
     folder.
     """
-    given = ["--config", "run.yaml", "--max_epoch", "1"]
     outcomes = []
     for name in ("finished", "finished" if distributed.is_main() else "nothing"):
-        outcomes.append(train_experiment(load_config([*given, "--save_path", name])))
+        line = f"--config run.yaml --max_epoch 1 --save_path {name}"
+        outcomes.append(train_experiment(load_config(line.split())))
     return outcomes[0].evaluation is not None and outcomes[1].evaluation is None
 
 
-def three() -> dict[str, str]:
+def three():
     """In three processes: runs of one and of two processes resume; batches that cannot be shared
     (evenly).
     """
     folder = Path.cwd()
-    logged: list[str] = []
+    logged = []
     handler = logging.Handler()
-    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: logged.append(record.getMessage())
     logging.getLogger("speakernet").addHandler(handler)
     logging.getLogger("speakernet").setLevel("INFO")
     for name in ("half1-3", "whole2-3"):
         train(folder, name, LAST_STEP)
-    given = load_config(
-        ["--config", "run.yaml", "--save_path", "refused", "--data.batch_size", "2"]
-    )
+    line = "--config run.yaml --save_path refused --data.batch_size 2"
     with pytest.raises(ValueError) as caught:
-        train_experiment(given)
+        train_experiment(load_config(line.split()))
     return {"small": str(caught.value), "logged": "\n".join(logged)}
 
 
@@ -178,7 +167,7 @@ def test_resuming(tiny_corpus, tmp_path):
     assert of_three[0]["logged"].count("resumed from") == 2
 
 
-def outcome(run: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
+def outcome(run):
     """Weights, head and the records of the steps."""
     saved = read_own_checkpoint(run / "last.pt")["training"]
     assert saved["state"]["step"] == LAST_STEP, run
@@ -186,7 +175,7 @@ def outcome(run: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
     return {**saved["net"], **saved["loss"]}, steps
 
 
-def compare(name: str, found: Any, expected: Any) -> None:
+def compare(name, found, expected):
     """Assert equal batches and schedules, and weights up to the order of sums."""
     assert [row["step"] for row in found[1]] == list(range(1, LAST_STEP + 1)), name
     for row, other in zip(found[1], expected[1], strict=True):
