@@ -4,6 +4,8 @@ described.
 
 import contextlib
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,22 +29,27 @@ def noise(seed, seconds=1.0, level=0.1, rate=16000):
     )
 
 
-@pytest.fixture
+TRAIN = Path("train.txt")
+TRIALS = Path("trials.txt")
+HERE = Path()
+
+
+@pytest.fixture(autouse=True)
 def corpus(tmp_path, monkeypatch):
-    for row, name in enumerate(("a/1", "a/2", "b/1", "b/2", "c/1", "c/2", "a/9", "d/1")):
-        write_audio(tmp_path / f"{name}.wav", noise(row))
-    (tmp_path / "train.txt").write_text("a a/1.wav\na a/2.wav\nb b/1.wav\nb b/2.wav\n")
-    (tmp_path / "trials.txt").write_text("1 c/1.wav c/2.wav\n0 c/1.wav a/9.wav\n")
+    """The working directory, with a training list and trials."""
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    for row, name in enumerate(("a/1", "a/2", "b/1", "b/2", "c/1", "c/2", "a/9", "d/1")):
+        write_audio(f"{name}.wav", noise(row))
+    TRAIN.write_text("a a/1.wav\na a/2.wav\nb b/1.wav\nb b/2.wav\n")
+    TRIALS.write_text("1 c/1.wav c/2.wav\n0 c/1.wav a/9.wav\n")
 
 
-def look(corpus, **changes):
+def look(**changes):
     request = {
-        "train_list": corpus / "train.txt",
-        "train_root": corpus,
-        "trials": ((corpus / "trials.txt", corpus),),
-        "save_path": corpus / "exps",
+        "train_list": TRAIN,
+        "train_root": HERE,
+        "trials": ((TRIALS, HERE),),
+        "save_path": Path("exps"),
         "num_jobs": 2,
     }
     return full_check(CheckRequest(**request | changes))
@@ -53,28 +60,25 @@ def finding_of(result, check):
     return finding
 
 
-def put(corpus, source, target):
-    (corpus / target).parent.mkdir(exist_ok=True)
-    (corpus / target).write_bytes((corpus / source).read_bytes())
+def write(name, text):
+    Path(name).write_text(text)
 
 
 @pytest.mark.slow
-def test_good_corpus(corpus):
-    result = look(corpus)
+def test_good_corpus():
+    result = look()
     assert worst(finding for finding in result if "audio" in finding.check) == "ok"
     assert "all 4 decode" in finding_of(result, "training audio: samples").message
 
 
-def test_defects_of_audio(corpus):
-    write_audio(corpus / "a/1.wav", noise(1, level=1e-5))
-    write_audio(corpus / "a/2.wav", noise(2, level=2.0))
-    write_audio(corpus / "b/1.wav", noise(3, seconds=0.2))
-    write_audio(
-        corpus / "b/2.wav", np.stack([noise(4, rate=8000), noise(5, rate=8000)], axis=1), 8000
-    )
-    whole = (corpus / "c/1.wav").read_bytes()
-    (corpus / "c/1.wav").write_bytes(whole[: len(whole) // 2])
-    result = look(corpus)
+def test_defects_of_audio():
+    write_audio("a/1.wav", noise(1, level=1e-5))
+    write_audio("a/2.wav", noise(2, level=2.0))
+    write_audio("b/1.wav", noise(3, seconds=0.2))
+    write_audio("b/2.wav", np.stack([noise(4, rate=8000), noise(5, rate=8000)], axis=1), 8000)
+    whole = Path("c/1.wav").read_bytes()
+    Path("c/1.wav").write_bytes(whole[: len(whole) // 2])
+    result = look()
     for check, example in {
         "training audio: silent": "a/1.wav",
         "training audio: clipped": "a/2.wav",
@@ -89,27 +93,27 @@ def test_defects_of_audio(corpus):
     )
 
 
-def test_broken_files(corpus):
-    (corpus / "a/1.wav").write_bytes(b"")
-    (corpus / "a/2.wav").write_bytes((corpus / "a/2.wav").read_bytes()[:44])
-    write_audio(corpus / "b/1.flac", noise(7))
-    content = (corpus / "b/1.flac").read_bytes()
-    (corpus / "b/1.wav").write_bytes(content[: len(content) // 2] + bytes(len(content) // 2))
-    fast = finding_of(look(corpus, is_fast=True), "training audio: headers")
+def test_broken_files():
+    Path("a/1.wav").write_bytes(b"")
+    Path("a/2.wav").write_bytes(Path("a/2.wav").read_bytes()[:44])
+    write_audio("b/1.flac", noise(7))
+    content = Path("b/1.flac").read_bytes()
+    Path("b/1.wav").write_bytes(content[: len(content) // 2] + bytes(len(content) // 2))
+    fast = finding_of(look(is_fast=True), "training audio: headers")
     assert fast.level == "error" and fast.message.startswith("2 ")
-    assert "b/1.wav" in finding_of(look(corpus), "training audio: damaged").examples[0]
+    assert "b/1.wav" in finding_of(look(), "training audio: damaged").examples[0]
 
 
-def test_duplicate_audio(corpus):
-    put(corpus, "a/1.wav", "b/2.wav")
-    result = look(corpus)
+def test_duplicate_audio():
+    shutil.copy("a/1.wav", "b/2.wav")
+    result = look()
     finding = finding_of(result, "training audio: two speakers")
     assert (finding.level, finding.examples) == ("error", ("a/1.wav = b/2.wav",))
     assert not [finding for finding in result if finding.check.endswith("duplicates")]
-    put(corpus, "a/2.wav", "b/1.wav")
-    assert len(finding_of(look(corpus), "training audio: two speakers").examples) == 2
-    put(corpus, "a/1.wav", "a/2.wav")
-    assert finding_of(look(corpus), "training audio: duplicates").level == "warning"
+    shutil.copy("a/2.wav", "b/1.wav")
+    assert len(finding_of(look(), "training audio: two speakers").examples) == 2
+    shutil.copy("a/1.wav", "a/2.wav")
+    assert finding_of(look(), "training audio: duplicates").level == "warning"
 
 
 def syllables(seed, seconds=1.6):
@@ -119,19 +123,19 @@ def syllables(seed, seconds=1.6):
 
 
 @pytest.mark.parametrize("suffix", ["mp3", "ogg", "flac"])
-def test_copies_in_another_format(corpus, suffix):
+def test_copies_in_another_format(suffix):
     for row, name in enumerate(("a/1", "a/2", "b/1", "b/2", "c/1", "c/2")):
-        write_audio(corpus / f"{name}.wav", syllables(row))
+        write_audio(f"{name}.wav", syllables(row))
     # A copy that begins a tenth of a second later, as after AAC; quieter, so that a FLAC has other
     # samples too.
     delayed = 0.9 * np.concatenate([np.zeros(1600, dtype=np.float32), syllables(0)])
-    soundfile.write(corpus / f"a/3.{suffix}", delayed, 16000)
-    soundfile.write(corpus / f"c/3.{suffix}", 0.9 * syllables(4), 16000)
-    with (corpus / "train.txt").open("a") as file:
+    soundfile.write(Path(f"a/3.{suffix}"), delayed, 16000)
+    soundfile.write(Path(f"c/3.{suffix}"), 0.9 * syllables(4), 16000)
+    with TRAIN.open("a") as file:
         file.write(f"a a/3.{suffix}\n")
-    with (corpus / "trials.txt").open("a") as file:
+    with TRIALS.open("a") as file:
         file.write(f"1 c/1.wav c/3.{suffix}\n1 c/2.wav c/3.{suffix}\n")
-    result = look(corpus)
+    result = look()
     finding = finding_of(result, "training audio: copies")
     assert finding.level == "warning" and finding.examples in (
         (f"a/1.wav = a/3.{suffix}",),
@@ -142,54 +146,52 @@ def test_copies_in_another_format(corpus, suffix):
     )
 
 
-def test_a_list_that_helps_to_decide(corpus):
+def test_a_list_that_helps_to_decide():
     """Targets are 20 dB louder than non-targets, and half of them are of three speakers."""
     lines = []
     for row in range(6):
         for name, level in (("1", 0.2), ("2", 0.2), ("3", 0.02)):
-            write_audio(corpus / f"s{row}/{name}.wav", noise(10 * row + int(name), 1, level))
+            write_audio(f"s{row}/{name}.wav", noise(10 * row + int(name), 1, level))
         lines.append(f"1 s{row}/1.wav s{row}/2.wav\n0 s{row}/3.wav s{(row + 1) % 6}/3.wav\n")
-    (corpus / "trials.txt").write_text("".join(lines))
-    result = look(corpus)
+    TRIALS.write_text("".join(lines))
+    result = look()
     found = [item for item in result if item.check == "shortcuts in trials.txt"]
     assert [item.level for item in found if "the loudness is larger" in item.message] == ["warning"]
     assert "3 speakers" in finding_of(result, "speakers of trials.txt").message
-    fast = [item for item in look(corpus, is_fast=True) if item.check.startswith("shortcuts")]
+    fast = [item for item in look(is_fast=True) if item.check.startswith("shortcuts")]
     assert not fast
 
 
-def test_cohort_and_calibration_list(corpus):
+def test_cohort_and_calibration_list():
     """Of the speakers c and d in the trials, c is in the calibration list and d in the cohort."""
-    (corpus / "trials.txt").write_text("1 c/1.wav c/2.wav\n0 c/1.wav d/1.wav\n")
-    (corpus / "fit.txt").write_text("1 c/1.wav c/2.wav\n0 c/1.wav b/1.wav\n")
-    (corpus / "cohort.txt").write_text("d d/1.wav\nb b/1.wav\n")
+    TRIALS.write_text("1 c/1.wav c/2.wav\n0 c/1.wav d/1.wav\n")
+    write("fit.txt", "1 c/1.wav c/2.wav\n0 c/1.wav b/1.wav\n")
+    write("cohort.txt", "d d/1.wav\nb b/1.wav\n")
     request = CheckRequest(
-        trials=((corpus / "trials.txt", corpus),),
-        cohort_list=corpus / "cohort.txt",
-        calibration_list=corpus / "fit.txt",
+        trials=((TRIALS, HERE),),
+        cohort_list=Path("cohort.txt"),
+        calibration_list=Path("fit.txt"),
         is_fast=True,
     )
     overlaps = [item for item in full_check(request) if item.check == "overlap"]
     assert [item.examples for item in overlaps] == [("d",), ("c",)]
-    own = CheckRequest(trials=request.trials, calibration_list=corpus / "trials.txt", is_fast=True)
+    own = CheckRequest(trials=request.trials, calibration_list=TRIALS, is_fast=True)
     assert not [item for item in full_check(own) if item.check == "overlap"]
 
 
-def test_missing_lists_and_roots(corpus):
-    trials = ((corpus / "none.txt", corpus), (corpus / "trials.txt", corpus / "nowhere"))
-    findings = full_check(
-        CheckRequest(corpus / "none.txt", corpus / "nowhere", trials, is_fast=True)
-    )
+def test_missing_lists_and_roots():
+    trials = ((Path("none.txt"), HERE), (TRIALS, Path("nowhere")))
+    findings = full_check(CheckRequest(Path("none.txt"), Path("nowhere"), trials, is_fast=True))
     errors = [finding.check for finding in findings if finding.level == "error"]
     assert errors == ["training list", "training audio", "trial list", "trial audio"]
 
 
-def test_several_corpora(corpus):
+def test_several_corpora():
     for number in (1, 2):
-        write_audio(corpus / f"e/{number}.wav", noise(10 + number))
-    (corpus / "more.txt").write_text("a e/1.wav\na e/2.wav\nd d/1.wav\nd nowhere.wav\n")
-    corpora = {name: (corpus / f"{name}.txt", corpus) for name in ("train", "more")}
-    result = look(corpus, train_list=None, corpora=corpora, is_fast=True)
+        write_audio(f"e/{number}.wav", noise(10 + number))
+    write("more.txt", "a e/1.wav\na e/2.wav\nd d/1.wav\nd nowhere.wav\n")
+    corpora = {name: (Path(f"{name}.txt"), HERE) for name in ("train", "more")}
+    result = look(train_list=None, corpora=corpora, is_fast=True)
     speakers = finding_of(result, "speakers").message
     assert "4 speakers" in speakers and "train + more" in speakers
     assert "more/nowhere.wav" in str(finding_of(result, "training audio: files"))
@@ -197,9 +199,7 @@ def test_several_corpora(corpus):
     overlaps = [finding for finding in result if finding.check == "overlap"]
     assert [finding.level for finding in overlaps] == ["warning", "ok"]
     assert "train.txt" in overlaps[0].message
-    missing = full_check(
-        CheckRequest(corpora={"none": (corpus / "none.txt", corpus)}, is_fast=True)
-    )
+    missing = full_check(CheckRequest(corpora={"none": (Path("none.txt"), HERE)}, is_fast=True))
     assert [finding.check for finding in missing if finding.level == "error"] == [
         "training list none"
     ]
@@ -222,33 +222,33 @@ def test_machine(tmp_path):
     ],
     ids=["warnings only", "malformed list", "impossible options"],
 )
-def test_status(corpus, train, config, status, capsys):
-    (corpus / "train.txt").write_text(train)
+def test_status(train, config, status, capsys):
+    TRAIN.write_text(train)
     data = {
         "train_list": "train.txt",
         "train_path": ".",
         "validation_list": "trials.txt",
         "validation_path": ".",
     }
-    (corpus / "my.yaml").write_text(json.dumps({"data": data, **config}))
+    write("my.yaml", json.dumps({"data": data, **config}))
     assert main(["doctor", "--config", "my.yaml", "--fast"]) == status
     table = capsys.readouterr().out
     assert table.splitlines()[0].split() == ["level", "check", "found"] and "options" in table
     assert table.splitlines()[-1].endswith("you can train") == (status == 0)
-    assert not list(corpus.glob("*.png"))
+    assert not list(HERE.glob("*.png"))
     # Without a list, nothing was checked that could justify this conclusion.
     main(["doctor", "--fast"])
     assert "--list" in capsys.readouterr().out.splitlines()[-1]
 
 
-def test_default_root_is_the_folder_of_the_list(corpus, monkeypatch, capsys):
-    (corpus / "elsewhere").mkdir()
-    monkeypatch.chdir(corpus / "elsewhere")
+def test_default_root_is_the_folder_of_the_list(monkeypatch, capsys):
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
     options = ["doctor", "--list", "../train.txt", "--trials", "../trials.txt", "--fast"]
     assert main(options) == 0
     assert "training audio: length" in capsys.readouterr().out
     for number in (1, 2):
-        (corpus / f"c/{number}.wav").unlink()
+        Path(f"../c/{number}.wav").unlink()
     assert main(options[:1] + options[3:]) == 1
 
 
@@ -259,7 +259,7 @@ def test_numbers_out_of_range(option, capsys):
     assert f"{option[1]}; expected at least" in capsys.readouterr().err
 
 
-def test_json(corpus, capsys):
+def test_json(capsys):
     options = ["doctor", "--list", "train.txt", "--root", ".", "--trials", "trials.txt", "--fast"]
     assert main([*options, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
@@ -272,23 +272,23 @@ def test_json(corpus, capsys):
     }
 
 
-def test_missing_ffmpeg(corpus, monkeypatch):
+def test_missing_ffmpeg(monkeypatch):
     monkeypatch.setenv("SPEAKERNET_FFMPEG", "/no/such/ffmpeg")
-    assert finding_of(look(corpus, is_fast=True), "ffmpeg").level == "ok"
-    (corpus / "train.txt").write_text("a a/1.m4a\nb b/1.wav\n")
-    assert finding_of(look(corpus, is_fast=True), "ffmpeg").level == "warning"
+    assert finding_of(look(is_fast=True), "ffmpeg").level == "ok"
+    TRAIN.write_text("a a/1.m4a\nb b/1.wav\n")
+    assert finding_of(look(is_fast=True), "ffmpeg").level == "warning"
 
 
-def check(corpus, train=None, trials=None, **options):
+def check(train=None, trials=None, **options):
     """The findings about lists with these lines, by check; None: the list of the corpus."""
-    for name, text in (("train.txt", train), ("trials.txt", trials)):
+    for path, text in ((TRAIN, train), (TRIALS, trials)):
         if text is not None:
-            (corpus / name).write_text(text)
-    source = open_source(corpus)
+            path.write_text(text)
+    source = open_source(HERE)
     findings = checks.quick_check(
-        train_list=read_training_list(corpus / "train.txt"),
+        train_list=read_training_list(TRAIN),
         train_source=source,
-        trials=[(read_trials(corpus / "trials.txt"), source)],
+        trials=[(read_trials(TRIALS), source)],
         max_bad_share=0.01,
         min_seconds=0.0,
         **{"min_utterances": 1, **options},
@@ -336,23 +336,23 @@ def check(corpus, train=None, trials=None, **options):
         ),
     ],
 )
-def test_defects_of_lists(corpus, train, trials, name, level, start, examples):
-    finding = check(corpus, train, trials, min_utterances=2)[name]
+def test_defects_of_lists(train, trials, name, level, start, examples):
+    finding = check(train, trials, min_utterances=2)[name]
     assert (finding.level, finding.examples) == (level, examples) and finding.message.startswith(
         start
     )
 
 
-def test_missing_files(corpus):
+def test_missing_files():
     """A few in the training list cause a warning, one among the trials an error; the first ten are
     named.
     """
-    findings = check(corpus, "".join(f"a gone/{row:02}.wav\n" for row in range(25)) + "b b/1.wav\n")
+    findings = check("".join(f"a gone/{row:02}.wav\n" for row in range(25)) + "b b/1.wav\n")
     finding = findings["training audio: files"]
     assert finding.level == "error" and finding.message.startswith("25 ")
     assert finding.examples == tuple(f"gone/{row:02}.wav" for row in range(10))
     train = "a a/1.wav\n" * 300 + "b b/1.wav\n" * 300 + "b gone.wav\n"
-    findings = check(corpus, train, "1 c/1.wav c/2.wav\n0 c/1.wav gone.wav\n")
+    findings = check(train, "1 c/1.wav c/2.wav\n0 c/1.wav gone.wav\n")
     assert findings["training audio: files"].level == "warning"
     assert findings["trial audio (trials.txt): files"].level == "error"
 
@@ -366,11 +366,11 @@ def test_missing_files(corpus):
         "{0} c",
     ],
 )
-def test_wrong_kind_of_list(corpus, line):
+def test_wrong_kind_of_list(line):
     rows = [("c/1.wav", "c/2.wav", 1), ("c/1.wav", "d/1.wav", 0)]
     kinds = ("nontarget", "target")
     text = "\n".join(line.format(*pair, label, kinds[label]) for *pair, label in rows)
-    (finding,) = check(corpus, text).values()
+    (finding,) = check(text).values()
     assert finding.level == "error" and "train.txt" in finding.message
 
 
@@ -382,42 +382,39 @@ def test_wrong_kind_of_list(corpus, line):
         ('"a/1.wav"', """--replace '"' ''"""),
     ],
 )
-def test_paths_of_windows_and_quotes(corpus, path, advice):
-    finding = check(corpus, f"a {path}\nb b/gone.wav\n")["training audio: files"]
+def test_paths_of_windows_and_quotes(path, advice):
+    finding = check(f"a {path}\nb b/gone.wav\n")["training audio: files"]
     assert finding.level == "error" and advice in finding.advice
 
 
-def test_kaldi_folder_without_files(corpus):
-    (corpus / "utt2spk").write_text("u1 a\nu2 b\n")
-    result = look(corpus, train_list=corpus, trials=(), is_fast=True)
+def test_kaldi_folder_without_files():
+    write("utt2spk", "u1 a\nu2 b\n")
+    result = look(train_list=HERE, trials=(), is_fast=True)
     assert "wav.scp" in finding_of(result, "training audio: files").advice
 
 
-def test_noise_and_rirs(corpus):
+def test_noise_and_rirs():
     for name in ("noise/1.wav", "noise/2.wav", "rirs/1.wav"):
-        write_audio(corpus / name, noise(1))
-    write_audio(corpus / "rirs" / "2.wav", np.zeros(100))
-    (corpus / "bad").mkdir()
-    (corpus / "bad" / "1.wav").write_bytes(b"<html>")
+        write_audio(name, noise(1))
+    write_audio("rirs/2.wav", np.zeros(100))
+    Path("bad").mkdir()
+    Path("bad/1.wav").write_bytes(b"<html>")
 
     def findings(noise_path, rir_path):
-        options = AugmentOptions(noise_path=str(noise_path), rir_path=str(rir_path))
+        options = AugmentOptions(noise_path=noise_path, rir_path=rir_path)
         return {finding.check: finding for finding in augmentation_findings(options, 16000)}
 
-    looked = findings(corpus / "noise", corpus / "rirs")
+    looked = findings("noise", "rirs")
     assert looked["noise"].level == "ok" and looked["noise"].message.startswith("all 2 files")
     assert looked["RIRs"].level == "warning" and "1 of 2 files" in looked["RIRs"].message
     assert "2.wav" in looked["RIRs"].message
-    looked = findings(corpus / "bad", "")
+    looked = findings("bad", "")
     assert looked["noise"].level == "error" and "RIRs" not in looked
 
 
-def test_speakers_called_0_and_1(corpus):
+def test_speakers_called_0_and_1():
     trials = "1 c/1.wav c/2.wav\n0 c/1.wav d/1.wav\n"
-    assert (
-        worst(check(corpus, "0 a/1.wav\n0 a/2.wav\n1 b/1.wav\n1 b/2.wav\n", trials).values())
-        == "ok"
-    )
+    assert worst(check("0 a/1.wav\n0 a/2.wav\n1 b/1.wav\n1 b/2.wav\n", trials).values()) == "ok"
 
 
 @pytest.mark.parametrize(
@@ -437,12 +434,10 @@ def test_speakers_called_0_and_1(corpus):
         ),
     ],
 )
-def test_overlap(tmp_path, train, trials, shared):
-    (tmp_path / "train.txt").write_text(train)
-    (tmp_path / "trials.txt").write_text(trials)
-    (finding,) = checks.overlap_findings(
-        read_training_list(tmp_path / "train.txt"), read_trials(tmp_path / "trials.txt")
-    )
+def test_overlap(train, trials, shared):
+    TRAIN.write_text(train)
+    TRIALS.write_text(trials)
+    (finding,) = checks.overlap_findings(read_training_list(TRAIN), read_trials(TRIALS))
     assert (finding.level, finding.examples) == ("warning" if shared else "ok", shared)
 
 
@@ -453,8 +448,7 @@ def test_overlap(tmp_path, train, trials, shared):
         ("1 s{0}/{0}.wav s{0}/1.wav", "--test_list"),
     ],
 )
-def test_lists_of_another_kind(tmp_path, capsys, line, advice):
-    path = tmp_path / "list.txt"
-    path.write_text("".join(line.format(number) + "\n" for number in range(1, 5)))
-    assert main(["doctor", "--train_list", str(path), "--train_path", str(tmp_path)]) == 1
+def test_lists_of_another_kind(capsys, line, advice):
+    TRAIN.write_text("".join(line.format(number) + "\n" for number in range(1, 5)))
+    assert main(["doctor", "--train_list", "train.txt", "--train_path", "."]) == 1
     assert advice in " ".join(capsys.readouterr().out.split())
