@@ -134,7 +134,13 @@ def ffmpeg():
         pytest.skip(str(error))
 
 
-@pytest.fixture()
+@pytest.fixture
+def in_tmp_path(tmp_path, monkeypatch):
+    """Work in the test's own folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
 def random():
     """A generator with a fixed seed."""
     return np.random.default_rng(20260101)

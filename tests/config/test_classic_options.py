@@ -89,14 +89,14 @@ def test_completeness():
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
-def test_command_line_and_yaml(row, tmp_path):
+def test_command_line_and_yaml(row):
     name, key, written, *other = row
     given = {**CHOOSES.get(name, {}), name: written}
     flags = " ".join(f"--{option} {value}" for option, value in given.items())
     expected = (other or [written])[0]
     assert value_of(load_line(flags).config, key) == expected
     lines = "".join(f"{option}: {value}\n" for option, value in given.items())
-    assert value_of(load_text(tmp_path, lines).config, key) == expected
+    assert value_of(load_text(lines).config, key) == expected
 
 
 @pytest.mark.parametrize(
@@ -108,10 +108,10 @@ def test_names_of_schedules(name, chosen):
     assert schedule.name == chosen and schedule.warmup_epochs == (1.0 if "warmup" in name else 0.0)
 
 
-def test_omitted_options(tmp_path):
+def test_omitted_options():
     flags = "--defaults voxceleb_trainer --trainfunc"
     by_flags = load_line(f"{flags} amsoftmax").config
-    for config in (load_text(tmp_path, "trainfunc: amsoftmax\n").config, by_flags):
+    for config in (load_text("trainfunc: amsoftmax\n").config, by_flags):
         for section, values in DEFAULTS.items():
             found = getattr(config, section).model_dump()
             assert {name: found[name] for name in values} == values
@@ -119,7 +119,7 @@ def test_omitted_options(tmp_path):
     assert (triplet.loss.hard_probability, triplet.loss.hard_rank) == (0.5, 10)
     assert triplet.optimizer.nesterov is False
     # voxceleb_trainer's learning rate decays every test_interval.
-    assert load_text(tmp_path, "test_interval: 4\n").config.schedule.decay_interval == 4
+    assert load_text("test_interval: 4\n").config.schedule.decay_interval == 4
 
 
 def test_evaluation_by_flags():

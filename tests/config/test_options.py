@@ -112,11 +112,10 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_broken_file(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_broken_file(name):
     content, found = BROKEN[name]
     with pytest.raises(ConfigError) as caught:
-        load_text(tmp_path, content)
+        load_text(content)
     assert found in str(caught.value)
     assert not Path("made").exists()
 
@@ -132,17 +131,17 @@ def test_broken_file(name, tmp_path, monkeypatch):
     ],
     ids=lambda text: text[:20],
 )
-def test_broken_value_in_a_line(text, tmp_path):
+def test_broken_value_in_a_line(text):
     with pytest.raises(ConfigError, match=r"^command line: model\.options"):
         load_line(f"--model.name ResNet --model.options '{text}'")
     with pytest.raises(ConfigError, match=r"my\.yaml"):
-        load_text(tmp_path, f"model:\n  name: ResNet\n  options: '{text}'\n")
+        load_text(f"model:\n  name: ResNet\n  options: '{text}'\n")
 
 
-def test_fifo_is_not_opened(tmp_path):
-    os.mkfifo(tmp_path / "fifo.yaml")
+def test_fifo_is_not_opened():
+    os.mkfifo("fifo.yaml")
     with pytest.raises(ConfigError, match=r"fifo\.yaml"):
-        load_line(f"--config {tmp_path}/fifo.yaml")
+        load_line("--config fifo.yaml")
 
 
 # Text, key, and the nearest option or the components that have it.
@@ -192,16 +191,16 @@ IDLE = [
 
 
 @pytest.mark.parametrize(("text", "key", "hint"), IDLE)
-def test_refused_with_place_and_hint(text, key, hint, tmp_path):
+def test_refused_with_place_and_hint(text, key, hint):
     with pytest.raises(ConfigError) as caught:
-        load_text(tmp_path, text + "\n")
+        load_text(text + "\n")
     found = str(caught.value)
     assert "my.yaml:" in found and f"{key} " in found.replace(":", " ") and hint in found
 
 
-def test_flat_file_is_warned(tmp_path, caplog):
+def test_flat_file_is_warned(caplog):
     text = "trainfunc: amsoftmax\nhard_rank: 3\nsinc_stride: 10\n"
-    load_text(tmp_path, text)
+    load_text(text)
     assert "my.yaml:2: loss.hard_rank" in caplog.text
     assert "my.yaml:3: model.options.sinc_stride" in caplog.text
     load_line("--defaults voxceleb_trainer --hard_prob 0.3")
@@ -210,10 +209,10 @@ def test_flat_file_is_warned(tmp_path, caplog):
         load_line("--hard_rank 3")
 
 
-def test_later_layer_replaces_a_component(tmp_path, caplog):
+def test_later_layer_replaces_a_component(caplog):
     text = "loss: {name: triplet, hard_rank: 3}\noptimizer: {name: sgd, momentum: 0.5}\n"
-    first = write(tmp_path, text, "a.yaml")
-    second = write(tmp_path, "optimizer: {name: adamw}\n", "b.yaml")
+    first = write(text, "a.yaml")
+    second = write("optimizer: {name: adamw}\n", "b.yaml")
     config = load_line(f"--config {first} --config {second} --loss.name softmax").config
     assert (config.loss.name, config.optimizer.name) == ("softmax", "adamw")
     (message,) = caplog.messages
@@ -222,14 +221,14 @@ def test_later_layer_replaces_a_component(tmp_path, caplog):
         load_line(f"--config {first} --loss.name triplet --loss.scale 3")
     # The same name replaces nothing, and an option in an earlier layer may belong to a name in a
     # later one.
-    idle = write(tmp_path, "loss: {hard_rank: 3}\n", "c.yaml")
+    idle = write("loss: {hard_rank: 3}\n", "c.yaml")
     for file in (first, idle):
         assert load_line(f"--config {file} --loss.name triplet").config.loss.hard_rank == 3
 
 
-def test_another_model_or_pooling(tmp_path, caplog):
+def test_another_model_or_pooling(caplog):
     def model_of(line, text=""):
-        return load_text(tmp_path, text, line).config.model
+        return load_text(text, line).config.model
 
     text = "model: {name: ResNet, options: {channels: 32}}\nfrontend: {num_mels: 40}\n"
     assert model_of("--model RawNet3", text).options == MODELS["RawNet3"].options()
@@ -265,13 +264,13 @@ MEANT = CombinedOptions(
 )
 
 
-def test_losses_within_combined(tmp_path, caplog):
-    file = write(tmp_path, COMBINED)
+def test_losses_within_combined(caplog):
+    file = write(COMBINED)
     config = load_line(f"--config {file}").config
     assert config.loss == MEANT and config.loss.margin == 0.3
     assert config_from_dict(config.model_dump()) == config
-    save_config(config, tmp_path / "config.yaml")
-    assert load_line(f"--config {tmp_path}/config.yaml").config.loss == MEANT
+    save_config(config, Path("config.yaml"))
+    assert load_line("--config config.yaml").config.loss == MEANT
     line = (
         "--loss.name combined --loss.metric.name triplet --loss.metric.margin 0.1 "
         "--loss.metric_weight 0.5 --loss.classification '{name: amsoftmax, margin: 0.3}'"
@@ -293,8 +292,8 @@ def test_losses_within_combined(tmp_path, caplog):
     assert stages_of(staged)["later"].loss == MEANT.model_copy(update={"classification": larger})
 
 
-def test_changes_within_combined(tmp_path):
-    config = load_text(tmp_path, COMBINED).config
+def test_changes_within_combined():
+    config = load_text(COMBINED).config
     assert with_changes(config, loss={"name": "softmax"}).loss == SoftmaxOptions()
     changed = with_changes(config, loss={"metric": {"name": "angleproto"}})
     assert changed.loss.metric == AngularPrototypicalOptions() and changed.loss.metric_weight == 0.5

@@ -51,32 +51,31 @@ def test_mistakes(schema, text, word):
     assert any(word in message for message in errors_of(schema, yaml.safe_load(text)))
 
 
-def test_schema_named_in_a_file(tmp_path):
+def test_schema_named_in_a_file():
     text = '{"$schema": "schema.json", "data": {"batch_size": 7}}'
-    assert load_text(tmp_path, text).config.data.batch_size == 7
+    assert load_text(text).config.data.batch_size == 7
 
 
-def test_differences(tmp_path, capsys):
+def test_differences(capsys):
     for size in (7, 8):
         text = f"data: {{batch_size: {size}}}\nmodel: {{name: ResNet34}}\n"
-        write(tmp_path, text, f"{size}.yaml")
-    command = f"show-config --diff {tmp_path}/7.yaml {tmp_path}/8.yaml"
+        write(text, f"{size}.yaml")
+    command = "show-config --diff 7.yaml 8.yaml"
     assert main(command.split()) == 0
     assert capsys.readouterr().out == "data.batch_size: 7 -> 8\n"
     assert main(f"{command} --data.batch_size 9".split()) == 0
     assert capsys.readouterr().out == "no option differs\n"
 
 
-def test_completion(tmp_path, capsys):
+def test_completion(capsys):
     assert main(["--completion", "bash"]) == 0
-    script = tmp_path / "completion"
-    script.write_text(capsys.readouterr().out)
+    write(capsys.readouterr().out, "completion")
     line = (
         "COMP_WORDS=(speakernet train --data.batch_s); COMP_CWORD=2; _shtab_speakernet; echo "
         '"${COMPREPLY[@]}"'
     )
     found = subprocess.run(
-        ["bash", "-c", f"source {script}; {line}"], capture_output=True, text=True, check=True
+        ["bash", "-c", f"source ./completion; {line}"], capture_output=True, text=True, check=True
     )
     assert found.stdout.split() == ["--data.batch_size"]
     assert main(["--completion", "pwsh"]) == 1

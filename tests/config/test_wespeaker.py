@@ -3,6 +3,7 @@ same source.
 """
 
 import copy
+from pathlib import Path
 
 import pytest
 import yaml
@@ -94,20 +95,20 @@ def changed(changes, into=None):
     return {name: value for name, value in found.items() if value is not None}
 
 
-def convert(tmp_path, theirs, later=None, *option):
+def convert(theirs, later=None, *option):
     """Convert a recipe and its later stage, named by an option or not, into `ours.yaml`."""
-    files = [write(tmp_path, yaml.safe_dump(theirs), "theirs.yaml")]
+    files = [write(yaml.safe_dump(theirs), "theirs.yaml")]
     if later:
-        files += [*option, write(tmp_path, yaml.safe_dump(later), "later.yaml")]
-    return main(["import-config", *files, "--out", str(tmp_path / "ours.yaml")])
+        files += [*option, write(yaml.safe_dump(later), "later.yaml")]
+    return main(["import-config", *files, "--out", "ours.yaml"])
 
 
-def config_in(tmp_path):
-    return load_line(f"--config {tmp_path}/ours.yaml").config
+def converted():
+    return load_line("--config ours.yaml").config
 
 
 @pytest.mark.parametrize("recipe", RECIPES_THERE)
-def test_recipes(recipe, tmp_path, capsys):
+def test_recipes(recipe, capsys):
     base = changed(RECIPES_THERE[recipe])
     margins = {"initial_margin": 0.5, "final_margin": 0.5}
     changes = {"dataset_args": {"num_frms": 600}, "margin_update": margins}
@@ -121,10 +122,10 @@ def test_recipes(recipe, tmp_path, capsys):
             "margin_update": {"initial_margin": 0.3, "update_margin": False},
         }
         stage = changed(changes, stage)
-    assert convert(tmp_path, base, stage, "--large-margin") == 0
+    assert convert(base, stage, "--large-margin") == 0
     out = capsys.readouterr().out
     assert ("not converted: dataset_args.filter_args.max_num_frames: 800" in out) == has_limit
-    converted_stages = stages_of(config_in(tmp_path))
+    converted_stages = stages_of(converted())
     stages_by_hand = stages_of(load_line(f"--config voxceleb/{recipe}.yaml").config)
     assert list(converted_stages) == list(stages_by_hand) == ["base", "large_margin"]
     for stage_name, expected_stage in stages_by_hand.items():
@@ -162,9 +163,9 @@ def test_recipes(recipe, tmp_path, capsys):
         ),
     ],
 )
-def test_other_options(changes, expected, tmp_path):
-    assert convert(tmp_path, changed(yaml.safe_load(changes))) == 0
-    found = config_in(tmp_path).model_dump()
+def test_other_options(changes, expected):
+    assert convert(changed(yaml.safe_load(changes))) == 0
+    found = converted().model_dump()
     for section, options in yaml.safe_load(expected).items():
         assert found[section].items() >= options.items()
 
@@ -180,13 +181,13 @@ def test_other_options(changes, expected, tmp_path):
         ("[a, b]", "theirs.yaml is not a YAML mapping"),
     ],
 )
-def test_unsupported_options(changes, words, tmp_path, capsys):
+def test_unsupported_options(changes, words, capsys):
     theirs = yaml.safe_load(changes)
     if isinstance(theirs, dict):
         theirs = changed(theirs)
-    assert convert(tmp_path, theirs) == 2
+    assert convert(theirs) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert words in line and not (tmp_path / "ours.yaml").exists()
+    assert words in line and not Path("ours.yaml").exists()
 
 
 def rates(config, epochs):
@@ -208,14 +209,14 @@ scheduler_args: {initial_lr: 1.25e-4, final_lr: 1.0e-6, warm_from_zero: False}
 """
 
 
-def test_stage_with_another_optimizer(tmp_path, capsys):
+def test_stage_with_another_optimizer(capsys):
     """Wespeaker's Gemini pair: AdamW from a warm start, then SGD."""
     first = changed(yaml.safe_load(GEMINI))
     first["optimizer_args"] = {"weight_decay": 0.05}
     second = changed({**LARGE_MARGIN, "dataset_args": {"sample_num_per_epoch": 1000}})
     second["model"] = first["model"]
-    assert convert(tmp_path, first, second) == 0
-    stages = stages_of(config_in(tmp_path))
+    assert convert(first, second) == 0
+    stages = stages_of(converted())
     adamw, sgd = (stages[name].optimizer for name in ("base", "large_margin"))
     assert (adamw.name, adamw.weight_decay) == ("adamw", 0.05)
     assert (sgd.name, sgd.weight_decay, sgd.momentum, sgd.nesterov) == ("sgd", 0.0001, 0.9, True)
@@ -244,7 +245,7 @@ scheduler: WarmupLR_withStepDecay
 """
 
 
-def test_stages_of_a_backbone(tmp_path):
+def test_stages_of_a_backbone():
     # Not changed, but replaced.
     arguments = {"optimizer_args": None, "scheduler_args": None}
     first = changed(arguments, changed(yaml.safe_load(BACKBONE)))
@@ -254,8 +255,8 @@ def test_stages_of_a_backbone(tmp_path):
     backbone = {"model_name": "facebook/w2v-bert-2.0", "frozen": False}
     second["dataset_args"]["w2vbert_args"] = backbone
     second["scheduler_args"] = {"max_lr": 1e-5, "min_lr": 5e-6, "warmup_epoch": 0, "fix_epoch": 2}
-    assert convert(tmp_path, first, second) == 0
-    base, later = stages_of(config_in(tmp_path)).values()
+    assert convert(first, second) == 0
+    base, later = stages_of(converted()).values()
     options = [stage.model.options for stage in (base, later)]
     assert [option.trained for option in options] == ["lora", "all"]
     assert (options[0].lora_rank, options[0].lora_alpha) == (64, 128)
@@ -273,16 +274,16 @@ def test_stages_of_a_backbone(tmp_path):
         ("dataset_args: {speed_perturb_mode: expanded}", "speed_perturb_mode: expanded"),
     ],
 )
-def test_what_is_not_converted(changes, note, tmp_path, capsys):
-    assert convert(tmp_path, changed(yaml.safe_load(changes))) == 0
+def test_what_is_not_converted(changes, note, capsys):
+    assert convert(changed(yaml.safe_load(changes))) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("not converted: ") and line.endswith(note) for line in lines)
 
 
-def test_large_margin_configuration_alone(tmp_path):
+def test_large_margin_configuration_alone():
     """`do_lm` is an option of the whole configuration: no speeds, no penalty on near speakers."""
     theirs = changed(LARGE_MARGIN)
     theirs["projection_args"] = {"project_type": "arc_margin_intertopk_subcenter"}
-    assert convert(tmp_path, theirs) == 0
-    config = config_in(tmp_path)
+    assert convert(theirs) == 0
+    config = converted()
     assert config.augment.speed_factors == [1.0] and config.loss.inter_top_k == 0
