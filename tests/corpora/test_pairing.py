@@ -28,6 +28,12 @@ def corpus(speakers, utterances, sessions=0):
     )
 
 
+def labelled(pairs):
+    """Each pair, in any order, with its label."""
+    first, second = np.sort([pairs.enrol, pairs.test], axis=0)
+    return list(zip(first.tolist(), second.tolist(), pairs.labels.tolist(), strict=True))
+
+
 def every_row(utterances):
     return np.arange(len(utterances))
 
@@ -55,24 +61,18 @@ def test_rules(speakers, count, sessions, other_session, same_gender, seed):
     rules = PairRules(other_session=other_session, same_gender=same_gender)
     embeddings = np.random.default_rng(seed).standard_normal((len(rows), 4))
     possible = all_pairs(utterances, rows, rules)
-    allowed = {
-        frozenset(pair)
-        for pair in zip(possible.enrol.tolist(), possible.test.tolist(), strict=True)
-    }
+    is_target = utterances.labels[possible.enrol] == utterances.labels[possible.test]
+    assert (possible.labels == is_target).all()
+    is_other = utterances.sessions[possible.enrol] != utterances.sessions[possible.test]
+    assert not (other_session and sessions) or is_other[is_target].all()
     for pairs in (
         first := random_pairs(utterances, rows, 7, rules, seed),
         balanced_pairs(utterances, rows, rules, seed, 3, 2),
         hard_pairs(utterances, rows, embeddings, rules, 2, seed),
     ):
-        made = [
-            frozenset(pair) for pair in zip(pairs.enrol.tolist(), pairs.test.tolist(), strict=True)
-        ]
+        made = labelled(pairs)
         assert len(set(made)) == len(made), "no pair twice, in either order"
-        assert set(made) <= allowed
-        is_target = utterances.labels[pairs.enrol] == utterances.labels[pairs.test]
-        assert (pairs.labels == is_target).all()
-        is_other = utterances.sessions[pairs.enrol] != utterances.sessions[pairs.test]
-        assert not (other_session and sessions) or is_other[is_target].all()
+        assert set(made) <= set(labelled(possible))
     assert len(first) <= 7
     assert np.array_equal(first.enrol, random_pairs(utterances, rows, 7, rules, seed).enrol)
 
@@ -94,7 +94,7 @@ def test_hard_negatives():
     embeddings = np.stack([np.cos(angles), np.sin(angles)], axis=1)
     pairs = hard_pairs(utterances, every_row(utterances), embeddings, ANY, nearest=1, seed=1)
     is_hard = pairs.labels == 0
-    made = np.sort(np.stack([pairs.enrol[is_hard], pairs.test[is_hard]], axis=1), axis=1).tolist()
+    made = np.sort([pairs.enrol[is_hard], pairs.test[is_hard]], axis=0).T.tolist()
     assert sorted(made) == [[0, 2], [1, 2], [3, 4], [3, 5]]
 
 
@@ -107,14 +107,11 @@ def test_split(speakers, count, seed):
     except ValueError as error:
         assert speakers < 4 or count < 2, str(error)
         return
-    rows = np.concatenate([split.train, split.validation, split.test])
-    assert sorted(rows.tolist()) == list(range(len(utterances)))
+    rows = [split.train, split.validation, split.test]
+    assert sorted(np.concatenate(rows).tolist()) == list(range(len(utterances)))
     if speakers >= 4:
-        parts = [
-            set(utterances.labels[part].tolist())
-            for part in (split.train, split.validation, split.test)
-        ]
-        assert not (parts[0] & parts[1] or parts[0] & parts[2] or parts[1] & parts[2])
+        parts = [set(utterances.labels[part].tolist()) for part in rows]
+        assert sum(map(len, parts)) == len(set.union(*parts))
         assert len(parts[0]) >= 2
         assert len(parts[1]) >= 2
 

@@ -1,5 +1,7 @@
 """Lists: every form, refusals and their messages; blocks do not change the result."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -15,17 +17,16 @@ from speakernet.data.lists import (
 )
 from speakernet.data.lookup import mapped_training_list
 
-
-def write(folder, content):
-    path = folder / "list.txt"
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return path
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
 
-def test_training_list(tmp_path):
-    path = write(
-        tmp_path, "\ufeffbea  b/1 with space.wav \r\n\n  al\ta/1.wav\nbea b/2.wav\ncé c/é.wav"
-    )
+def write(content):
+    Path("list.txt").write_bytes(content.encode() if isinstance(content, str) else content)
+    return "list.txt"
+
+
+def test_training_list():
+    path = write("\ufeffbea  b/1 with space.wav \r\n\n  al\ta/1.wav\nbea b/2.wav\ncé c/é.wav")
     found = read_training_list(path)
     assert list(found.paths) == ["b/1 with space.wav", "a/1.wav", "b/2.wav", "c/é.wav"]
     assert list(found.speakers) == ["al", "bea", "cé"]
@@ -50,30 +51,30 @@ def test_training_list(tmp_path):
         ("ID,duration,wav,start,stop,spk_id\nu,1.0,a.wav,0,1,a\n", r"headings.*--csv"),
     ],
 )
-def test_bad_training_lists(tmp_path, content, message):
+def test_bad_training_lists(content, message):
     with pytest.raises(ListError, match=message):
-        read_training_list(write(tmp_path, content))
+        read_training_list(write(content))
 
 
-def test_malformed_rows_are_collected(tmp_path):
+def test_malformed_rows_are_collected():
     rows = b"a 1.wav\nlonely\n\nb \xff.wav\n" + b"x" * 300 + b" 2.wav\nb 2.wav"
     malformed = []
-    found = read_training_list(write(tmp_path, rows), malformed)
+    found = read_training_list(write(rows), malformed)
     assert list(found.paths) == ["1.wav", "2.wav"] and found.labels.tolist() == [0, 1]
     assert len(malformed) == 3
     assert [sentence.split(":")[0] for sentence in malformed] == ["line 2", "line 4", "line 5"]
 
 
-def test_forms_of_trials(tmp_path):
-    found = read_trials(write(tmp_path, "1 a b\n0 a c\n\n0 c b\n"))
+def test_forms_of_trials():
+    found = read_trials(write("1 a b\n0 a c\n\n0 c b\n"))
     assert list(found.names) == ["a", "b", "c"]
     columns = np.stack([found.enrol, found.test, found.labels])
     assert columns.tolist() == [[0, 0, 2], [1, 2, 1], [1, 0, 0]]
-    kaldi = read_trials(write(tmp_path, "a b target\na c nontarget\n"))
+    kaldi = read_trials(write("a b target\na c nontarget\n"))
     assert kaldi.labels.tolist() == [1, 0]
-    pairs = read_trials(write(tmp_path, "a b\nb c\n"))
+    pairs = read_trials(write("a b\nb c\n"))
     assert pairs.labels is None and len(pairs) == 2
-    tabs = read_trials(write(tmp_path, "1\tmy file.wav\tother file.wav\n0\tmy file.wav\tc\n"))
+    tabs = read_trials(write("1\tmy file.wav\tother file.wav\n0\tmy file.wav\tc\n"))
     assert list(tabs.names) == ["my file.wav", "other file.wav", "c"]
 
 
@@ -89,30 +90,30 @@ def test_forms_of_trials(tmp_path):
         ("", "empty"),
     ],
 )
-def test_bad_trials(tmp_path, content, message):
+def test_bad_trials(content, message):
     with pytest.raises(ListError, match=message):
-        read_trials(write(tmp_path, content))
+        read_trials(write(content))
 
 
 @pytest.mark.parametrize("read", [read_training_list, read_trials])
-def test_endless_line(tmp_path, read):
+def test_endless_line(read):
     for tail in ("", "\na b\n"):
-        path = write(tmp_path, "a b\na " + "x" * 70_000 + tail)
+        path = write("a b\na " + "x" * 70_000 + tail)
         with pytest.raises(ListError, match="line 2: longer than 65,536 bytes; expected "):
             read(path, [])
 
 
-def test_written_lists(tmp_path):
-    write_training_list(tmp_path / "train.txt", [("b", "b/1 x.wav"), ("a", "a/1.wav")])
-    assert (tmp_path / "train.txt").read_text() == "b b/1 x.wav\na a/1.wav\n"
-    write_trials(tmp_path / "trials.txt", [(1, "a x", "b"), (0, "b", "c")])
-    assert (tmp_path / "trials.txt").read_text() == "1\ta x\tb\n0 b c\n"
-    assert list(read_trials(tmp_path / "trials.txt").names) == ["a x", "b", "c"]
+def test_written_lists():
+    write_training_list("train.txt", [("b", "b/1 x.wav"), ("a", "a/1.wav")])
+    assert Path("train.txt").read_text() == "b b/1 x.wav\na a/1.wav\n"
+    write_trials("trials.txt", [(1, "a x", "b"), (0, "b", "c")])
+    assert Path("trials.txt").read_text() == "1\ta x\tb\n0 b c\n"
+    assert list(read_trials("trials.txt").names) == ["a x", "b", "c"]
     with pytest.raises(ListError):
-        write_training_list(tmp_path / "bad.txt", [("two words", "a.wav")])
-    assert not (tmp_path / "bad.txt").exists()
+        write_training_list("bad.txt", [("two words", "a.wav")])
+    assert not Path("bad.txt").exists()
     with pytest.raises(ListError):
-        write_trials(tmp_path / "bad.txt", [(1, "a\tb", "c")])
+        write_trials("bad.txt", [(1, "a\tb", "c")])
 
 
 def test_names_in_one_form():
@@ -125,7 +126,7 @@ def test_names_in_one_form():
     assert repeated_rows(names).tolist() == [1, 2]
 
 
-def test_malformed_trials(tmp_path):
+def test_malformed_trials():
     for form, (yes, no) in {"{2} {0} {1}": "10", "{0} {1} {2}": ("target", "nontarget")}.items():
         rows = [
             "nothing here at all",
@@ -135,7 +136,7 @@ def test_malformed_trials(tmp_path):
         ]
         rows += [form.format("b", "c", no), "a", ""]
         notes = []
-        trials = read_trials(write(tmp_path, "\n".join(rows)), notes)
+        trials = read_trials(write("\n".join(rows)), notes)
         assert trials.labels.tolist() == [1, 0]
         assert list(trials.names) == ["a", "b", "c"] and trials.enrol.tolist() == [0, 1]
         assert [note.split(":")[0] for note in notes] == ["line 1", "line 3", "line 4", "line 6"]
@@ -143,9 +144,8 @@ def test_malformed_trials(tmp_path):
 
 def test_cache_of_a_long_list(tmp_path, monkeypatch):
     monkeypatch.setenv("SPEAKERNET_CACHE", str(tmp_path / "cache"))
-    path = tmp_path / "list.txt"
     for text in ("b b/1.wav\na a/1 1.wav\nb b/2.wav\n", "c c/1.wav\n"):
-        path.write_text(text)
+        path = write(text)
         plain = read_training_list(path)
         kept = mapped_training_list(path)
         again = mapped_training_list(path)
