@@ -7,15 +7,14 @@ token, connections can be cut, and uploaded files can be fetched.
 
 import base64
 import contextlib
-import functools
 import hashlib
 import http.server
 import json
-import threading
 
 import huggingface_hub.constants as constants
 
 from speakernet.models import hub
+from tests.loopback import serving
 
 TOKEN = "hf_of_the_tests"
 LARGE = (".pt", ".bin", ".ckpt", "avg_model")
@@ -161,21 +160,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def local_hub(monkeypatch, cache):
     """A server in place of the hub, with an empty cache and no token."""
     server = Server()
-    threading.Thread(target=functools.partial(server.serve_forever, 0.05), daemon=True).start()
-    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, server.address)
-    # HF_ENDPOINT, HF_HUB_CACHE and HF_TOKEN_PATH are read at import.
-    for name, value in (
-        ("ENDPOINT", server.address),
-        ("HUGGINGFACE_CO_URL_TEMPLATE", template),
-        ("HF_HUB_CACHE", str(cache)),
-        ("HF_TOKEN_PATH", str(cache / "token")),
-        ("HF_HUB_DISABLE_XET", True),
-    ):
-        monkeypatch.setattr(constants, name, value)
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr(hub, "HUB_SECONDS", 2.0)
-    try:
+    with serving(server) as address:
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, address)
+        # HF_ENDPOINT, HF_HUB_CACHE and HF_TOKEN_PATH are read at import.
+        for name, value in (
+            ("ENDPOINT", address),
+            ("HUGGINGFACE_CO_URL_TEMPLATE", template),
+            ("HF_HUB_CACHE", str(cache)),
+            ("HF_TOKEN_PATH", str(cache / "token")),
+            ("HF_HUB_DISABLE_XET", True),
+        ):
+            monkeypatch.setattr(constants, name, value)
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        monkeypatch.setattr(hub, "HUB_SECONDS", 2.0)
         yield server
-    finally:
-        server.shutdown()
-        server.server_close()

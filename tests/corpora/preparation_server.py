@@ -1,12 +1,13 @@
 """A file server on loopback that misbehaves on demand, for the download tests."""
 
 import contextlib
-import threading
 import time
 import zlib
 from collections import Counter
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from tests.loopback import serving
 
 
 @dataclass
@@ -112,15 +113,5 @@ class _Handler(BaseHTTPRequestHandler):
 def fake_source(files, **behaviour):
     source = FakeSource(files, **behaviour)
     handler = type("Handler", (_Handler,), {"source": source})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    source.address = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(
-        target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
-    )
-    thread.start()
-    try:
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as source.address:
         yield source
-    finally:
-        server.shutdown()
-        server.server_close()

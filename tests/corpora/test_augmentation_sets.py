@@ -1,6 +1,7 @@
 """MUSAN pieces and RIRs: by hand, completing the classic tools' folders, resumed, broken."""
 
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from preparation_server import fake_source
 
 from speakernet.corpora.rirs import trimmed_response
 from speakernet.data.audio import audio_info, read_audio, write_audio
+
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
 
 def noise(seconds, seed=1, channels=0):
@@ -39,18 +42,17 @@ def make_responses(root):
     )
 
 
-def prepare_from_archive(part, name, archive, folder):
+def prepare_from_archive(part, name, archive):
     with fake_source({name: archive}) as source:
-        table = write_catalogue(
-            folder / "table.yaml", source.address, {part: catalogue_entry({name: archive})}
-        )
-        assert run_data_prep(part, f"--save_path {folder}/data --catalogue {table}") == 0
+        entries = {part: catalogue_entry({name: archive})}
+        table = write_catalogue(Path("table.yaml"), source.address, entries)
+        assert run_data_prep(part, f"--save_path data --catalogue {table}") == 0
 
 
-def test_musan(tmp_path):
-    make_musan(tmp_path / "made")
-    prepare_from_archive("musan", "musan.tar.gz", tar_tree(tmp_path / "made"), tmp_path)
-    split = tmp_path / "data" / "musan_split"
+def test_musan():
+    make_musan(Path("made"))
+    prepare_from_archive("musan", "musan.tar.gz", tar_tree(Path("made")))
+    split = Path("data/musan_split")
     pieces = sorted(path.relative_to(split).as_posix() for path in split.rglob("*.wav"))
     assert pieces == [
         "music/jazz/1/00000.wav",
@@ -62,21 +64,21 @@ def test_musan(tmp_path):
         "noise/free/0/00009.wav",
         "speech/gov/2/00000.wav",
     ]
-    whole = read_audio(tmp_path / "made/musan/noise/free/0.wav")
+    whole = read_audio("made/musan/noise/free/0.wav")
     assert np.array_equal(read_audio(split / "noise/free/0/00003.wav"), whole[48000:128000])
 
 
-def test_folder_of_the_classic_tool(tmp_path):
-    make_musan(tmp_path)
-    assert run_data_prep("musan", f"--save_path {tmp_path} --split") == 0
-    split = tmp_path / "musan_split"
+def test_folder_of_the_classic_tool():
+    make_musan(Path())
+    assert run_data_prep("musan", "--save_path . --split") == 0
+    split = Path("musan_split")
     first = {path: path.read_bytes() for path in split.rglob("*.wav")}
     kept = split / "noise/free/0/00000.wav"
     before = kept.stat().st_mtime_ns
     (split / "noise/free/0/00003.wav").unlink()
     (split / "noise/free/0/00006.wav").write_bytes(first[split / "noise/free/0/00006.wav"][:44])
     shutil.rmtree(split / "music")
-    assert run_data_prep("musan", f"--save_path {tmp_path} --split") == 0
+    assert run_data_prep("musan", "--save_path . --split") == 0
     assert {path: path.read_bytes() for path in split.rglob("*.wav")} == first
     assert kept.stat().st_mtime_ns == before
 
@@ -84,18 +86,16 @@ def test_folder_of_the_classic_tool(tmp_path):
 @pytest.mark.parametrize(
     "wrong", ["--hop_seconds=0", "--hop_seconds=0.5", "--hop_seconds=nan", "--piece_seconds=0"]
 )
-def test_bad_pieces(tmp_path, wrong, capsys):
-    make_musan(tmp_path)
-    assert run_data_prep("musan", f"--save_path {tmp_path} --split {wrong}") == 1
-    assert (
-        wrong.split("=")[0] in capsys.readouterr().err and not (tmp_path / "musan_split").exists()
-    )
+def test_bad_pieces(wrong, capsys):
+    make_musan(Path())
+    assert run_data_prep("musan", f"--save_path . --split {wrong}") == 1
+    assert wrong.split("=")[0] in capsys.readouterr().err and not Path("musan_split").exists()
 
 
-def test_responses(tmp_path):
-    make_responses(tmp_path / "made")
-    prepare_from_archive("rirs", "rirs_noises.zip", zip_tree(tmp_path / "made"), tmp_path)
-    mono = sorted((tmp_path / "data/RIRS_NOISES/real_rirs_mono").rglob("*.wav"))
+def test_responses():
+    make_responses(Path("made"))
+    prepare_from_archive("rirs", "rirs_noises.zip", zip_tree(Path("made")))
+    mono = sorted(Path("data/RIRS_NOISES/real_rirs_mono").rglob("*.wav"))
     assert [path.name for path in mono] == [
         f"RWCP_type1_rir_a_ch{channel}.wav" for channel in (1, 2, 3, 4)
     ]
@@ -106,14 +106,14 @@ def test_responses(tmp_path):
         assert info.num_samples == pytest.approx(5526, rel=0.05)
         channel = int(path.stem[-1]) - 1
         whole, _ = soundfile.read(
-            tmp_path / "data/RIRS_NOISES/real_rirs_isotropic_noises/RWCP_type1_rir_a.wav"
+            "data/RIRS_NOISES/real_rirs_isotropic_noises/RWCP_type1_rir_a.wav"
         )
         prepared = read_audio(path)
         expected = whole[: info.num_samples, channel]
         np.testing.assert_allclose(
             prepared / np.abs(prepared).max(), expected / np.abs(expected).max(), atol=1e-3
         )
-    assert run_data_prep("rirs", f"--save_path {tmp_path}/data --prepare") == 0
+    assert run_data_prep("rirs", "--save_path data --prepare") == 0
 
 
 def test_trimming():
@@ -131,13 +131,13 @@ def test_trimming():
         ("rirs", "prepare", make_responses, "RIRS_NOISES/simulated_rirs/smallroom/Room001/bad.wav"),
     ],
 )
-def test_broken_files(tmp_path, part, step, make, bad):
-    make(tmp_path)
-    (tmp_path / bad).write_bytes(b"no audio")
-    assert run_data_prep(part, f"--save_path {tmp_path} --{step}") == 1
-    assert "bad.wav" in (tmp_path / f"broken_{step}_{part}.txt").read_text()
+def test_broken_files(part, step, make, bad):
+    make(Path())
+    Path(bad).write_bytes(b"no audio")
+    assert run_data_prep(part, f"--save_path . --{step}") == 1
+    assert "bad.wav" in Path(f"broken_{step}_{part}.txt").read_text()
     made = [
-        *tmp_path.glob("musan_split/**/*.wav"),
-        *tmp_path.glob("RIRS_NOISES/real_rirs_mono/**/*.wav"),
+        *Path().glob("musan_split/**/*.wav"),
+        *Path().glob("RIRS_NOISES/real_rirs_mono/**/*.wav"),
     ]
     assert len(made) == {"musan": 8, "rirs": 4}[part]

@@ -24,6 +24,7 @@ from tests.conftest import REPOSITORY
 from tests.conftest import tiny_voice as voice
 
 CONFIGS = REPOSITORY / "configs"
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
 
 def speakers_of(path, depth):
@@ -41,10 +42,10 @@ def make_librispeech(root):
     (root / "LibriSpeech" / "SPEAKERS.TXT").write_text("\n".join(lines))
 
 
-def test_librispeech(tmp_path):
-    make_librispeech(tmp_path)
-    assert run_data_prep("librispeech", f"--save_path {tmp_path} --jobs 2") == 0
-    lists = tmp_path / "librispeech_lists"
+def test_librispeech():
+    make_librispeech(Path())
+    assert run_data_prep("librispeech", "--save_path . --jobs 2") == 0
+    lists = Path("librispeech_lists")
     training = read_training_list(lists / "train_list.txt")
     assert list(training.speakers) == ["0", "1", "2"]
     assert speakers_of(lists / "validation_trials.txt", 2) == {"10", "11", "12"}
@@ -56,8 +57,8 @@ def test_librispeech(tmp_path):
 
 
 @pytest.mark.slow
-def test_vctk(tmp_path):
-    root = tmp_path / "VCTK-Corpus-0.92"
+def test_vctk():
+    root = Path("VCTK-Corpus-0.92")
     for microphone in ("mic1", "mic2"):
         pattern = (
             "wav48_silence_trimmed/p{speaker}/p{speaker}_00{utterance}_" + microphone + ".flac"
@@ -65,28 +66,25 @@ def test_vctk(tmp_path):
         write_voices(root, 10, 3, pattern, 0.6)
     genders = "\n".join(f"p{row}  23  {'F' if row % 2 else 'M'}    English" for row in range(10))
     (root / "speaker-info.txt").write_text("ID  AGE  GENDER  ACCENTS\n" + genders)
-    assert run_data_prep("vctk", f"--save_path {tmp_path} --same_gender --test_share 0") == 0
-    training = read_training_list(tmp_path / "vctk_lists" / "train_list.txt")
+    assert run_data_prep("vctk", "--save_path . --same_gender --test_share 0") == 0
+    training = read_training_list("vctk_lists/train_list.txt")
     assert all(name.endswith("_mic1.flac") for name in training.paths)
-    trials = read_trials(tmp_path / "vctk_lists" / "validation_trials.txt")
+    trials = read_trials("vctk_lists/validation_trials.txt")
     is_odd = np.array([int(name.split("/")[2][1:]) % 2 for name in trials.names])
     assert (is_odd[trials.enrol] == is_odd[trials.test]).all()
 
 
-def test_common_voice(tmp_path):
+def test_common_voice():
     lines = ["client_id\tpath\tsentence\tgender"]
     for speaker in range(8):
         for row in range(3 if speaker else 1):
-            write_audio(tmp_path / "clips" / f"{speaker}_{row}.wav", voice(speaker, row, 0.6))
+            write_audio(f"clips/{speaker}_{row}.wav", voice(speaker, row, 0.6))
             lines.append(
                 f"{speaker:0128x}"[::-1] + f'\t{speaker}_{row}.wav\tHe said "no\tmale_masculine'
             )
-    (tmp_path / "validated.tsv").write_text("\n".join(lines) + "\n")
-    assert (
-        run_data_prep("common_voice", f"--save_path {tmp_path} --min_utterances 2 --test_share 0")
-        == 0
-    )
-    training = read_training_list(tmp_path / "common_voice_lists" / "train_list.txt")
+    Path("validated.tsv").write_text("\n".join(lines) + "\n")
+    assert run_data_prep("common_voice", "--save_path . --min_utterances 2 --test_share 0") == 0
+    training = read_training_list("common_voice_lists/train_list.txt")
     assert len(training.speakers) == 5
     assert all(len(speaker) == 24 for speaker in training.speakers)
 
@@ -120,21 +118,21 @@ def make_cnceleb(root):
     )
 
 
-def test_cnceleb(tmp_path):
-    make_cnceleb(tmp_path)
-    words = ("--save_path", tmp_path, "--join", "--validation_share", 0, "--test_share", 0)
-    assert run_data_prep("cnceleb", *words) == 0
-    lists = tmp_path / "cnceleb_lists"
+def test_cnceleb():
+    make_cnceleb(Path())
+    words = "--save_path . --join --validation_share 0 --test_share 0"
+    assert run_data_prep("cnceleb", words) == 0
+    lists = Path("cnceleb_lists")
     training = read_training_list(lists / "train_list.txt")
     assert set(training.speakers) == {f"id0000{row}" for row in range(2, 8)}, (
         "evaluation speakers are excluded"
     )
     preset = yaml.safe_load((CONFIGS / "preset_cnceleb.yaml").read_text(encoding="utf-8"))["data"]
     for name in ("train_list", "test_list", "enrolment_list"):
-        assert (tmp_path / Path(preset[name]).relative_to("data")).is_file()
+        assert Path(preset[name]).relative_to("data").is_file()
     for name in training.paths:
-        assert audio_info(tmp_path / name).seconds >= 5
-    joined = sorted((tmp_path / "CN-Celeb_joined" / "id00002").iterdir())
+        assert audio_info(name).seconds >= 5
+    joined = sorted(Path("CN-Celeb_joined/id00002").iterdir())
     assert [path.name for path in joined] == [
         "interview-01-joined000.flac", "singing-01-joined000.flac", "singing-02-joined000.flac"
     ]  # fmt: skip
@@ -144,10 +142,10 @@ def test_cnceleb(tmp_path):
     of_models = read_model_trials(lists / "cnceleb_avg_trials.txt", lists / "cnceleb_enrolment.txt")
     assert of_models.labels.tolist() == [1, 0] and of_models.models.counts.tolist() == [2, 1, 1]
     assert of_models.recordings[0] == "CN-Celeb_flac/data/id00000/singing-01-000.flac"
-    assert all((tmp_path / name).is_file() for name in of_models.recordings)
-    assert all((tmp_path / name).is_file() for name in trials.names)
+    assert all(Path(name).is_file() for name in of_models.recordings)
+    assert all(Path(name).is_file() for name in trials.names)
     before = {path: path.stat().st_mtime_ns for path in joined}
-    assert run_data_prep("cnceleb", *words) == 0
+    assert run_data_prep("cnceleb", words) == 0
     assert {path: path.stat().st_mtime_ns for path in joined} == before
 
 
@@ -157,30 +155,28 @@ def test_wrong_folder(tmp_path, capsys, name):
     assert str(tmp_path) in capsys.readouterr().err
 
 
-def test_cnceleb_download(tmp_path):
-    make_cnceleb(tmp_path / "made")
-    first = tar_tree(tmp_path / "made")
+def test_cnceleb_download():
+    make_cnceleb(Path("made"))
+    first = tar_tree(Path("made"))
     write_voices(
-        tmp_path / "second",
+        Path("second"),
         3,
         3,
         "CN-Celeb2_flac/data/id1000{speaker}/vlog-01-00{utterance}.flac",
         0.6,
     )
-    second = tar_tree(tmp_path / "second")
+    second = tar_tree(Path("second"))
     parts = parts_of(second, "cn-celeb2_v2.tar.gz", 3)
     files = {"cn-celeb_v2.tar.gz": first, **parts}
     entry = catalogue_entry(files, {"cn-celeb2_v2.tar.gz": (list(parts), second)})
     entry["joined"]["cn-celeb2_v2.tar.gz"]["md5"] = None
     with fake_source(files) as source:
-        table = write_catalogue(tmp_path / "table.yaml", source.address, {"cnceleb": entry})
-        options = ("--save_path", tmp_path / "data", "--catalogue", table, "--download")
-        assert run_data_prep("cnceleb", *options) == 0
+        table = write_catalogue(Path("table.yaml"), source.address, {"cnceleb": entry})
+        options = f"--save_path data --catalogue {table} --download"
+        assert run_data_prep("cnceleb", options) == 0
         asked = sum(source.requests.values())
-        assert run_data_prep("cnceleb", *options) == 0
+        assert run_data_prep("cnceleb", options) == 0
         assert sum(source.requests.values()) == asked
-    used = "".join(
-        path.read_text() for path in (tmp_path / "data/cnceleb_lists").glob("*_list.txt")
-    )
+    used = "".join(path.read_text() for path in Path("data/cnceleb_lists").glob("*_list.txt"))
     assert "CN-Celeb2_flac/data/id10000" in used
     assert "id00000/" not in used, "evaluation speakers are excluded"

@@ -1,11 +1,12 @@
 """A real S3 interface on loopback (moto's server), behind a proxy that spoils answers."""
 
+import contextlib
 import http.client
-import threading
 import time
 import urllib.request
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from tests.loopback import serving
 
 
 class Faults:
@@ -70,7 +71,7 @@ class Proxy(BaseHTTPRequestHandler):
     do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = handle_one
 
 
-@contextmanager
+@contextlib.contextmanager
 def object_store(monkeypatch):
     """The faults of an S3 server, named by the environment, with an empty bucket called
     `bucket`.
@@ -83,21 +84,18 @@ def object_store(monkeypatch):
     backend.start()
     target = backend.get_host_and_port()[1]
     proxy = ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
-    proxy.daemon_threads = True
     proxy.target = target
     proxy.faults = Faults()
-    threading.Thread(target=proxy.serve_forever, daemon=True).start()
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.server_address[1]}")
-    # An earlier test in this process left its objects and a file system with its server's address.
-    urllib.request.urlopen(f"http://127.0.0.1:{target}/moto-api/reset", data=b"").close()
-    s3fs.S3FileSystem.clear_instance_cache()
-    boto3.client("s3", endpoint_url=f"http://127.0.0.1:{target}").create_bucket(Bucket="bucket")
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(backend.stop)
+        address = stack.enter_context(serving(proxy))
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "testing")
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        # An earlier test in this process left its objects, and a file system with its server's
+        # address.
+        urllib.request.urlopen(f"http://127.0.0.1:{target}/moto-api/reset", data=b"").close()
+        s3fs.S3FileSystem.clear_instance_cache()
+        boto3.client("s3", endpoint_url=f"http://127.0.0.1:{target}").create_bucket(Bucket="bucket")
         yield proxy.faults
-    finally:
-        proxy.shutdown()
-        proxy.server_close()
-        backend.stop()

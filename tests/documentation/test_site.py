@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 from html import unescape
 
 import pytest
@@ -15,6 +14,7 @@ import pytest
 from speakernet.cli import COMMANDS
 from speakernet.config.schema import SECTIONS
 from tests.conftest import REPOSITORY
+from tests.loopback import serving
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 WIDTH = 390
@@ -62,13 +62,11 @@ def test_pages_fit_a_phone(site, tmp_path):
     page = MEASURE.replace("WIDTH", str(WIDTH)).replace("PAGES", json.dumps(names))
     (site / "measure.html").write_text(page)
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(site))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with serving(http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)) as address:
         command = [CHROMIUM, *OPTIONS.split(), f"--user-data-dir={tmp_path}"]
         command += ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
-        command += [f"http://127.0.0.1:{server.server_address[1]}/measure.html"]
+        command += [f"{address}/measure.html"]
         browser = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-        server.shutdown()
     match = re.search(r"FOUND(.*?)END", browser.stdout, flags=re.DOTALL)
     assert match, browser.stderr[-2000:]
     sizes = json.loads(unescape(match[1]))

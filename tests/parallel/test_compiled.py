@@ -7,18 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from speakernet.frontend.perturbation import keep_draws_eager
-from speakernet.losses.options import LOSSES
-from speakernet.options import create, options_of
-from speakernet.parallel.sync_norm import synchronize_norms
-from speakernet.training.compiling import Compiler, enable_gradient_checkpointing
-from speakernet.training.exchange import SeveralProcesses
-from speakernet.training.optimizers import create_optimizer
-from speakernet.training.options import OPTIMIZERS, RuntimeOptions, TrainingOptions
-from speakernet.training.precision import Precision
-from speakernet.training.step import StepTools, TrainingStep
+from speakernet.training.compiling import enable_gradient_checkpointing
+from speakernet.training.options import RuntimeOptions
 from tests.parallel.several import in_several
-from tests.parallel.test_same_meaning import CASES, CLASSES, CPU, batch_of
+from tests.parallel.test_same_meaning import CASES, Case, batch_of, build
 
 STEPS = 3
 # Name -> scope, whether norms are shared, whether blocks are checkpointed; graphs and breaks of a
@@ -58,32 +50,11 @@ def train(scope, shares_norms, checkpoints, when):
     torch.compiler.reset()
     counters.clear()
     torch.manual_seed(1)
-    net = Net().train()
-    loss = create(
-        LOSSES["amsoftmax"],
-        options_of(LOSSES, "amsoftmax", {}, "loss"),
-        embedding_dim=8,
-        num_classes=CLASSES,
-        seed=5,
-    )
-    if shares_norms:
-        synchronize_norms(net, CPU)
+    net = Net()
     if checkpoints:
         enable_gradient_checkpointing(net)
-    step = TrainingStep(
-        net,
-        loss,
-        create_optimizer(OPTIMIZERS["sgd"].options(learning_rate=0.05), [net, loss], CPU),
-        Precision(RuntimeOptions(), "no", CPU),
-        TrainingOptions(),
-        utterances_per_speaker=1,
-        tools=StepTools(
-            SeveralProcesses(net, loss, CPU),
-            Compiler(
-                net, RuntimeOptions(compile=when, compile_scope=scope), prepare=keep_draws_eager
-            ),
-        ),
-    )
+    case = Case("amsoftmax", has_own_norms=not shares_norms)
+    _, _, step = build(case, net, RuntimeOptions(compile=when, compile_scope=scope))
     step.exchange.begin_epoch()
     losses = []
     for number in range(STEPS):

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from speakernet import distributed
+from speakernet.frontend.perturbation import keep_draws_eager
 from speakernet.losses.options import LOSSES, AAMSoftmaxOptions
 from speakernet.losses.sharded import shard
 from speakernet.models.speaker_net import SpeakerNet
@@ -126,16 +127,20 @@ def batch_of(case, number):
     return Share(waveforms[own], labels[own], torch.arange(len(labels))[own] + 50 * number, sizes)
 
 
-def build(case):
-    """Network, loss and step, for one process or several."""
+def make_network():
     torch.manual_seed(1)
-    net = SpeakerNet.named(
+    return SpeakerNet.named(
         "ResNet",
         embedding_dim=8,
         model_options={"channels": 8, "blocks": [1], "stem_stride": 4},
         front_end="fbank",
         front_end_options={"num_mels": 24, "dither": 1.0, "spec_augment": True},
     )
+
+
+def build(case, net=None, compiling=None):
+    """Network, loss and step, for one process or several; options for compiling."""
+    net = net or make_network()
     options = LOSSES[case.loss].options() if isinstance(case.loss, str) else case.loss
     loss = create(LOSSES[options.name], options, embedding_dim=8, num_classes=CLASSES, seed=5)
     net.train()
@@ -152,6 +157,9 @@ def build(case):
             shard(loss, distributed.rank(), distributed.world_size())
     kind = FullySharded if case.has_no_whole else SeveralProcesses
     exchange = kind(net, loss, CPU) if distributed.is_distributed() else None
+    tools = StepTools(exchange)
+    if compiling:
+        tools.compiler = Compiler(net, compiling, prepare=keep_draws_eager)
     step = TrainingStep(
         net,
         loss,
@@ -159,7 +167,7 @@ def build(case):
         Precision(RuntimeOptions(), "no", CPU),
         TrainingOptions(accumulation_steps=case.accumulation),
         utterances_per_speaker=case.per_speaker,
-        tools=StepTools(exchange),
+        tools=tools,
     )
     return net, loss, step
 
