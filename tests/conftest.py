@@ -146,16 +146,16 @@ def random():
     return np.random.default_rng(20260101)
 
 
-def tiny_voice(speaker, utterance, seconds, sample_rate=16000):
+def tiny_voice(speaker, utterance, seconds):
     """A crude voice: a pulse train at the speaker's pitch through the speaker's two resonances,
     plus faint noise.
     """
     random = np.random.default_rng([speaker, utterance])
-    times = np.arange(int(seconds * sample_rate)) / sample_rate
+    times = np.arange(int(seconds * 16000)) / 16000
     pitch_hz = (
         90 + 25 * speaker + 4 * np.sin(2 * np.pi * (1 + random.random()) * times + random.random())
     )
-    phase = 2 * np.pi * np.cumsum(pitch_hz) / sample_rate
+    phase = 2 * np.pi * np.cumsum(pitch_hz) / 16000
     voice = np.zeros_like(times)
     for harmonic in range(1, 20):
         frequency_hz = harmonic * (90 + 25 * speaker)

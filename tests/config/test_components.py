@@ -65,7 +65,7 @@ def test_example(tiny_corpus, tmp_path, parts, capsys, caplog):
     assert "different version of my_parts.py" in caplog.text
 
 
-def test_rows(parts, capsys, monkeypatch):
+def test_rows(parts, capsys):
     assert main(f"list --plugin {parts} poolings".split()) == 0
     assert "Power" in capsys.readouterr().out
     components.add_file(parts)

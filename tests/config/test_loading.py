@@ -12,9 +12,6 @@ from speakernet.config.loading import save_config
 from speakernet.config.reference import help_text, reference
 from speakernet.config.schema import SECTIONS, known_fields, stages_of, with_options
 from tests.config.layers import load_line, load_text, write
-from tests.conftest import REPOSITORY
-
-RECIPES = sorted((REPOSITORY / "configs").rglob("*.yaml"))
 
 
 def test_command_line_beats_yaml_beats_default():

@@ -33,9 +33,9 @@ def serve(behaviour="good", **options):
     return fake_source({"a.zip": CONTENT}, behaviour=behaviour, **options)
 
 
-def remote(source, name="a.zip", content=CONTENT, query=""):
-    md5 = hashlib.md5(content).hexdigest()
-    return RemoteFile(name, (f"{source.address}/{name}{query}",), md5, len(content), ACCESS)
+def remote(source, name="a.zip", query=""):
+    md5 = hashlib.md5(CONTENT).hexdigest()
+    return RemoteFile(name, (f"{source.address}/{name}{query}",), md5, len(CONTENT), ACCESS)
 
 
 def fetch(file, folder, **options):

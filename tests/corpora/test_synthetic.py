@@ -52,9 +52,8 @@ def generator(*keys):
     return np.random.default_rng(keys)
 
 
-def steady_vowel(voice, vowel="V", seed=0):
-    tracks = lay_out([vowel] * 6, generator(seed))
-    waveform = synthesise(voice, tracks, generator(seed + 1))
+def steady_vowel(voice):
+    waveform = synthesise(voice, lay_out(["V"] * 6, generator(0)), generator(1))
     return waveform[len(waveform) // 4 : 3 * len(waveform) // 4]
 
 

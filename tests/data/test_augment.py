@@ -360,7 +360,7 @@ def test_microphone_response(random):
     )
 
 
-def test_draws_of_microphones(tmp_path):
+def test_draws_of_microphones():
     options = AugmentOptions(categories=[], microphone_probability=0.4, microphone_db=6.0)
     augmenter = Augmenter({}, None, options, seed=3)
     drawn = augmenter.draw(np.arange(3000), 0)

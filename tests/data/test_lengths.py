@@ -18,8 +18,8 @@ FRAME_SAMPLES, DELAY = 576, 529  # of MP3 at 16 kHz
 WITHOUT_TAG = b"\xff\xf3\x88\xc4"  # 64 kbit/s, 16 kHz, mono, no checksum
 
 
-def tone(seconds=2.0, rate=16000, hz=440):
-    return 0.3 * np.sin(np.arange(round(seconds * rate)) * 2 * np.pi * hz / rate)
+def tone(seconds=2.0, hz=440):
+    return 0.3 * np.sin(np.arange(round(seconds * 16000)) * 2 * np.pi * hz / 16000)
 
 
 def encode(samples, format_name, rate=16000, subtype=None, **options):
@@ -28,11 +28,11 @@ def encode(samples, format_name, rate=16000, subtype=None, **options):
     return buffer.getvalue()
 
 
-def mp3(samples, mode="CONSTANT", rate=16000):
+def mp3(samples, mode="CONSTANT"):
     """An MP3 whose first frame says nothing about its length, as an encoder leaves it that writes
     to a pipe.
     """
-    content = encode(samples, "MP3", rate, bitrate_mode=mode, compression_level=0.5)
+    content = encode(samples, "MP3", bitrate_mode=mode, compression_level=0.5)
     header = lengths.mpeg_header(content[:4])
     assert content[4 + header.side_bytes :][:4] in (b"Xing", b"Info")
     return content, content[header.frame_bytes :]

@@ -283,8 +283,8 @@ def root(tiny_corpus, tmp_path):
     return Path(shutil.copytree(tiny_corpus, tmp_path / "copy"))
 
 
-def spoil(root, num_bad=2):
-    for number in range(num_bad):
+def spoil(root):
+    for number in range(2):
         (root / f"spk{number:02d}" / "utt1.wav").write_bytes(b"no longer audio")
 
 

@@ -118,12 +118,12 @@ def test_archives_in_parts(folder, tmp_path, corpus, expected):
         open_inputs(parts[:2], names)
 
 
-def failing_at(source, at=7):
-    """The source, failing at a row as with a full disk or a kill."""
+def failing(source):
+    """The source, failing at the eighth row as with a full disk or a kill."""
     decode = source.decode
 
     def decode_some(row, content, sample_rate):
-        if row == at:
+        if row == 7:
             raise RuntimeError("stopped")
         return decode(row, content, sample_rate)
 
@@ -135,7 +135,7 @@ def failing_at(source, at=7):
 def test_resuming(kind, folder, tmp_path, corpus, expected):
     path = folder if kind == "folder" else make_archive(kind, tmp_path, folder)
     with pytest.raises(RuntimeError):
-        pack(failing_at(open_inputs([path], ALL)), corpus, num_threads=1)
+        pack(failing(open_inputs([path], ALL)), corpus, num_threads=1)
     # A kill between two flushes leaves samples without a record, and half a record.
     for name in ("samples.npy", "journal.bin"):
         with (tmp_path / "corpus.partial" / name).open("ab") as file:
@@ -183,7 +183,7 @@ def test_kill(folder, tmp_path, corpus, expected):
 
 def test_another_list_starts_over(folder, tmp_path, corpus):
     with pytest.raises(RuntimeError):
-        pack(failing_at(FolderInput(folder)), corpus)
+        pack(failing(FolderInput(folder)), corpus)
     with pytest.raises(PackedError, match="different utterances, a different rate"):
         pack(FolderInput(folder), corpus, sample_rate=8000)
     with pytest.raises(PackedError, match="different utterances, a different rate"):
@@ -193,7 +193,7 @@ def test_another_list_starts_over(folder, tmp_path, corpus):
         pack(FolderInput(folder), corpus)
 
 
-def test_existing_corpus(folder, tmp_path, corpus):
+def test_existing_corpus(folder, corpus):
     first = pack(FolderInput(folder), corpus)
     before = (corpus / "samples.npy").stat().st_mtime_ns
     again = pack(FolderInput(folder), corpus)
@@ -228,7 +228,7 @@ def test_archive_of_a_mac(tmp_path, corpus):
     assert list(PackedSource(corpus).index.names) == list(wanted)
 
 
-def test_bad_files(folder, tmp_path, corpus):
+def test_bad_files(folder, corpus):
     (folder / NAMES[3]).write_bytes(b"RIFF\0\0\0\0WAVE")
     (folder / NAMES[8]).unlink()
     with pytest.raises(AudioError, match=r"00003\.wav.*--skip-bad"):

@@ -157,9 +157,9 @@ def test_keyed_numbers():
 SPEEDS = tuple(Fraction(tenths, 10) for tenths in (10, 9, 11, 8, 12, 7, 13, 6, 14))
 
 
-def shuffled(voices, num_rows=960, batch_size=32):
+def shuffled(voices, batch_size=32):
     return ShuffledSampler(
-        np.zeros(num_rows, np.int32), DataOptions(batch_size=batch_size), seed=1, voices=voices
+        np.zeros(960, np.int32), DataOptions(batch_size=batch_size), seed=1, voices=voices
     )
 
 

@@ -18,8 +18,6 @@ from speakernet.frontend.perturbation import (
 from speakernet.options import create
 from speakernet.random import KeyedRandom
 
-WITH_BANDS = [name for name in FEATURES if name != "raw"]
-
 
 def random_of(rows, seed=0):
     return KeyedRandom(seed, 0, np.arange(rows))
@@ -32,11 +30,6 @@ def spec_augment(seed=7, **options):
 def announce(draws, key, rows):
     """As the step does."""
     draws.announce(torch.from_numpy(draws.draw(key, np.array(rows))))
-
-
-def front_end(name):
-    made = FEATURES[name].options(name=name, num_mels=40, normalize="none")
-    return create(FEATURES[name], made, sample_rate=16000, seed=0).train()
 
 
 @pytest.fixture(scope="module")

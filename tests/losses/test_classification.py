@@ -15,10 +15,10 @@ from speakernet.losses.options import (
 from speakernet.losses.other_heads import HAMSoftmax, SphereFace2
 
 
-def batch(num_classes=7, dim=5, size=6, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    embeddings = torch.randn(size, dim, generator=generator, dtype=torch.float32)
-    return embeddings, torch.randint(0, num_classes, (size,), generator=generator)
+def batch(size=6):
+    generator = torch.Generator().manual_seed(0)
+    embeddings = torch.randn(size, 5, generator=generator)
+    return embeddings, torch.randint(0, 7, (size,), generator=generator)
 
 
 def cosines_of(loss, embeddings):

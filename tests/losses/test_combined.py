@@ -21,8 +21,8 @@ CLASSES = 9
 LABELS = torch.tensor([3, 0, 8, 5])
 
 
-def embeddings(utterances=2):
-    return torch.randn(4, utterances, DIM, generator=torch.Generator().manual_seed(0))
+def embeddings():
+    return torch.randn(4, 2, DIM, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("metric", METRICS)

@@ -24,9 +24,9 @@ ANGULAR = AngularPrototypicalOptions()
 PROTOTYPICAL = [Prototypical(PrototypicalOptions()), AngularPrototypical(ANGULAR)]
 
 
-def batch(speakers=5, utterances=3, dim=4, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(speakers, utterances, dim, generator=generator), torch.arange(speakers)
+def batch(speakers=5, utterances=3):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(speakers, utterances, 4, generator=generator), torch.arange(speakers)
 
 
 def cosine(left, right):

@@ -196,7 +196,7 @@ def refuse(*arguments, **options):
     raise NVMLError("Not Supported")
 
 
-def test_failed_readings(tmp_path, monkeypatch, caplog):
+def test_failed_readings(monkeypatch, caplog):
     """Failed readings are omitted and logged once."""
     monkeypatch.setattr(facts, "_failed_readings", set())
     caplog.set_level(logging.INFO)
