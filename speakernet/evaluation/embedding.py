@@ -630,7 +630,7 @@ class Embedder:
 
 
 def one_pass(
-    lists: Iterable[tuple[StringTable, AudioSource]], unions: Unions
+    lists: Sequence[tuple[StringTable, AudioSource]], unions: Unions
 ) -> Callable[..., np.ndarray]:
     """A replacement for `embed_utterances` that embeds each utterance of several lists over the
     same audio once.
@@ -642,7 +642,6 @@ def one_pass(
     # The test lists of VoxCeleb overlap: O, E and H are drawn from the same recordings. Which lists
     # follow is known only to the caller, who embeds one after the other, so this replaces the
     # function that embeds and looks ahead, instead of making every caller join its lists first.
-    lists = list(lists)
     kept: dict[tuple[int, str], tuple[dict[int, np.ndarray], np.ndarray]] = {}
 
     def embed(

@@ -335,27 +335,20 @@ def _listed(lines: Iterable[str], where: str, folder: Path) -> list[str]:
             continue
         # Try the whole line first, since a path may contain spaces.
         candidates = [line, *line.split(maxsplit=1)[1:]]
-        path = _first_existing(candidates, roots)
-        if path is None:
+        paths = []
+        for candidate in candidates:
+            for root, unicode_names in roots:
+                paths.append(root / unicode_names.on_disk(candidate))
+        existing = [path for path in paths if path.is_file()]
+        if not existing:
             advice = advice_on_name(candidates[-1]) or f"expected {LIST_FORM}"
             tried = " nor ".join(repr(candidate[:200]) for candidate in reversed(candidates))
             raise ListError(
                 f"{where}, line {number}: found no file {tried} in the working directory or "
                 f"{folder}; {advice}"
             )
-        names.append(str(path))
+        names.append(str(existing[0]))
     return names
-
-
-def _first_existing(
-    names: Iterable[str], roots: Iterable[tuple[Path, UnicodeNames]]
-) -> Path | None:
-    for name in names:
-        for root, unicode_names in roots:
-            path = root / unicode_names.on_disk(name)
-            if path.is_file():
-                return path
-    return None
 
 
 def open_piped(file: BinaryIO) -> tuple[AudioInfo, bytes]:
@@ -414,10 +407,10 @@ class Quality:
     warnings: tuple[str, ...]
     """Each begins with its cause and a colon."""
     digest: str
-    is_band_limited: bool = False
+    is_band_limited: bool
     """Whether nothing is above 4 kHz, as over a telephone; this matters only if the other recording
     is different."""
-    speech: np.ndarray = field(default_factory=lambda: np.zeros((0, 2)), compare=False)
+    speech: np.ndarray = field(compare=False)
     """Stretches of speech, (stretches, 2) in seconds."""
 
 
@@ -529,20 +522,22 @@ def warnings_by_cause(qualities: Sequence[Quality]) -> list[str]:
     """The warnings about several recordings, one for each cause, and one if their channels
     differ.
     """
-    causes: dict[str, list[tuple[str, str]]] = {}
+    names_by_cause: dict[str, list[str]] = {}
+    texts: dict[str, str] = {}
     for quality in qualities:
         for text in quality.warnings:
-            causes.setdefault(text.partition(":")[0], []).append((quality.name, text))
+            cause = text.partition(":")[0]
+            names_by_cause.setdefault(cause, []).append(quality.name)
+            # Of several recordings, the numbers of the first are shown.
+            texts.setdefault(cause, text)
     # Narrow-band recordings are comparable with each other; scores change if only some of them are.
     narrow = [quality.name for quality in qualities if quality.is_band_limited]
     if 0 < len(narrow) < len(qualities):
-        text = f"{BAND_LIMITED}: as over a telephone, unlike the others; use one kind of microphone"
-        causes[BAND_LIMITED] = [(name, text) for name in narrow]
-    warnings = []
-    for cases in causes.values():
-        names = listed([name for name, _ in cases])
-        warnings.append(f"{names}: {cases[0][1]}")
-    return warnings
+        names_by_cause[BAND_LIMITED] = narrow
+        texts[BAND_LIMITED] = (
+            f"{BAND_LIMITED}: as over a telephone, unlike the others; use one kind of microphone"
+        )
+    return [f"{listed(names)}: {texts[cause]}" for cause, names in names_by_cause.items()]
 
 
 def listed(names: Sequence[str]) -> str:

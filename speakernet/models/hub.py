@@ -89,8 +89,10 @@ def _warn_of_changes(name: str, revision: str, folder: Path, patterns: Sequence[
     if note.is_file():
         with reading(note, "the SHA-256 of fetched files", CheckpointError):
             first_digests = dict(json.loads(note.read_text("utf-8")))
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    names = [path.relative_to(folder).as_posix() for path in files]
+    names = []
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            names.append(path.relative_to(folder).as_posix())
     for file_name in filter_repo_objects(names, allow_patterns=list(patterns)):
         digest = _digest_of(folder / file_name)
         # A file that was not fetched before is noted now.

@@ -43,10 +43,9 @@ DEADLINE: ContextVar[float] = ContextVar("DEADLINE")
 SAFE_HEADERS = (
     (
         b"content-security-policy",
-        b"default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; connect-src "
-        b"'self'; "
-        b"media-src blob:; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors "
-        b"'none'",
+        b"default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; "
+        b"connect-src 'self'; media-src blob:; img-src data:; base-uri 'none'; "
+        b"form-action 'none'; frame-ancestors 'none'",
     ),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),

@@ -23,8 +23,8 @@ class TranslatedWeights:
 
     source: str
     weights: dict[str, Tensor]
-    head_weights: dict[str, Tensor] = field(default_factory=dict)
-    not_loaded: list[str] = field(default_factory=list)
+    head_weights: dict[str, Tensor]
+    not_loaded: list[str]
 
 
 @dataclass(frozen=True)
