@@ -19,7 +19,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
@@ -105,9 +105,9 @@ class Cut:
     length: int
     """Samples in a crop; 0: whole utterances."""
     num_crops: int
-    shortest: int
+    shortest: int = 0
     """Whole utterances with fewer samples are wrapped around."""
-    preparation: Mapping[str, Any]
+    preparation: Mapping[str, Any] = field(default_factory=dict)
     """Of whole utterances, see `prepared`."""
 
     def starts(self, num_samples: int) -> np.ndarray:
@@ -342,12 +342,13 @@ def embed_utterances(
         (utterances, crops, dim) float32, in the order of the names, on every rank; a whole
         utterance counts as one crop.
     """
-    table = names if isinstance(names, StringTable) else StringTable.from_strings(names)
+    if not isinstance(names, StringTable):
+        names = StringTable.from_strings(names)
     # Batches are planned from lengths alone. Those come from headers, so no audio has to be read
     # first, unless only speech is embedded.
     source = as_heard(source, options)
     num_threads = reader_threads(options)
-    lengths = checked_lengths(source, table, num_threads)
+    lengths = checked_lengths(source, names, num_threads)
     cut = _cut_of(net, options, wrapped_seconds)
     # In order of length, utterances share a batch with little padding.
     order = np.argsort(lengths, kind="stable")
@@ -370,8 +371,8 @@ def embed_utterances(
     is_shown = bool(description) and distributed.is_main()
     bar = Bar(description, num_stretches, "utterance", is_shown=is_shown)
     with ThreadPoolExecutor(num_threads) as pool, bar as progress, _in_evaluation_mode(net):
-        levels_db = source.levels_db(table)
-        read = functools.partial(_read, source, table, cut, levels_db)
+        levels_db = source.levels_db(names)
+        read = functools.partial(_read, source, names, cut, levels_db)
         batches = _read_batches(pool, read, plan, batches_here, description)
         for embedded in in_lanes(embed, batches, num_lanes):
             parts.append(embedded)
@@ -389,7 +390,7 @@ def embed_utterances(
     np.fmax.reduce([levels for _, _, levels in gathered], out=levels_db)
     shares = [share for _, share, _ in gathered if share is not None]
     embeddings = np.concatenate(shares) if shares else np.empty((0, 0), dtype=np.float32)
-    return _by_utterance(embeddings, plan, cut, len(table))
+    return _by_utterance(embeddings, plan, cut, len(names))
 
 
 def _embed_batch(
@@ -415,10 +416,10 @@ def _embed_batch(
 
 def _cut_of(net: "EmbeddingNet", options: EvaluationOptions, wrapped_seconds: float) -> Cut:
     if modes_of(options) == ("crops",):
-        return Cut(crop_samples(options.eval_frames, net.sample_rate), options.num_crops, 0, {})
+        return Cut(crop_samples(options.eval_frames, net.sample_rate), options.num_crops)
     seconds = max(wrapped_seconds, net.preparation.get("repeat_seconds", 0.0))
     shortest = max(round(seconds * net.sample_rate), net.min_samples)
-    return Cut(0, 1, shortest, net.preparation)
+    return Cut(length=0, num_crops=1, shortest=shortest, preparation=net.preparation)
 
 
 def is_accelerator(device: torch.device | str) -> bool:
@@ -541,11 +542,12 @@ def _read(
     if stretch.num_windows > 1:
         waveform = read(stretch.start, stretch.num_samples)
     else:
+        # To the end, even if the header gave a shorter length.
         waveform = read()
     if not cut.length:
         waveform = prepared(waveform, source.sample_rate, cut.preparation)
         return _repeated(waveform, cut.shortest)[None, :]
-    # If the header gave a wrong length, the crops are still those of the plan.
+    # If it gave a longer one, the crops are still those of the plan.
     waveform = _repeated(waveform, max(stretch.num_samples, cut.length + 1))
     starts = cut.starts(stretch.num_samples).tolist()
     return np.stack([waveform[start : start + cut.length] for start in starts])
@@ -643,6 +645,7 @@ def one_pass(
     # follow is known only to the caller, who embeds one after the other, so this replaces the
     # function that embeds and looks ahead, instead of making every caller join its lists first.
     kept: dict[tuple[int, str], tuple[dict[int, np.ndarray], np.ndarray]] = {}
+    """Source and mode -> for each list its rows in the last union, and the union's embeddings."""
 
     def embed(
         net: "EmbeddingNet",
@@ -654,25 +657,23 @@ def one_pass(
         description: str,
     ) -> np.ndarray:
         key = id(source), options.embedding
-        if key not in kept or id(names) not in kept[key][0]:
-            tables = [table for table, its_source in lists if its_source is source]
-            # Earlier lists were embedded already or found in a store.
-            while tables and tables[0] is not names:
-                del tables[0]
+        if key in kept:
+            rows, embeddings = kept[key]
+            if id(names) in rows:
+                return embeddings[rows[id(names)]]
+        tables = [table for table, its_source in lists if its_source is source]
+        # Earlier lists were embedded already or found in a store.
+        while tables and tables[0] is not names:
+            del tables[0]
+        if len(tables) < 2:
             # No later list shares this audio.
-            if len(tables) < 2:
-                return embed_utterances(
-                    net, source, names, options, forward, description=description
-                )
-            union, rows = _union_of(tables, unions)
-            embeddings = embed_utterances(
-                net, source, union, options, forward, description=description
-            )
-            heard = as_heard(source, options)
-            for table in tables:
-                heard.levels_db(table)[:] = heard.levels_db(union)[rows[id(table)]]
-            kept[key] = rows, embeddings
-        rows, embeddings = kept[key]
+            return embed_utterances(net, source, names, options, forward, description=description)
+        union, rows = _union_of(tables, unions)
+        embeddings = embed_utterances(net, source, union, options, forward, description=description)
+        heard = as_heard(source, options)
+        for table in tables:
+            heard.levels_db(table)[:] = heard.levels_db(union)[rows[id(table)]]
+        kept[key] = rows, embeddings
         return embeddings[rows[id(names)]]
 
     return embed

@@ -440,7 +440,9 @@ class Backend:
     @property
     def score_name(self) -> str:
         """What a trial is scored by: cosine, plda or mean_distance."""
-        return "plda" if self.plda and self.options.score == "cosine" else self.options.score
+        if self.plda and self.options.score == "cosine":
+            return "plda"
+        return self.options.score
 
     def score(
         self, embeddings: np.ndarray, trials: TrialList
@@ -497,6 +499,7 @@ def verifying_backend(contents: Mapping[str, Any]) -> Backend:
     cosine.
     """
     name = (contents.get("adaptation") or {}).get("name", "")
+    # WHOLE has the default options of scoring; how recordings are embedded is not read here.
     return Backend(
         WHOLE, mean=mean_of_whole_utterances(contents), plda=plda_of(contents), adaptation=name
     )

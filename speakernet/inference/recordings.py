@@ -307,8 +307,7 @@ def _files_of(argument: str, lines: Iterable[str]) -> Iterable[str]:
                 f"{', '.join(sorted(AUDIO_SUFFIXES))}"
             )
         return [str(path / name) for name in names]
-    # Decided by the first bytes too, because recordings of some corpora have no suffix or an
-    # unusual one.
+    # Not by the suffix alone, because recordings of some corpora have none or an unusual one.
     if path.suffix.lower() in LIST_SUFFIXES and not _is_binary(path):
         with reading(path, f"a folder or {LIST_FORM}", ListError), open_text(path) as file:
             return _listed(file.read().splitlines(), str(path), path.parent)
@@ -364,9 +363,9 @@ def open_piped(file: BinaryIO) -> tuple[AudioInfo, bytes]:
     info = parse_riff(io.BytesIO(head), "standard input", UNKNOWN_BYTES)
     if info is None or info.data_offset > len(head):
         raise AudioError(
-            f"standard input: {'not an uncompressed WAV' if head else 'empty'}; pipe one into the "
-            "command, for example with `arecord -f S16_LE -r 16000 -t wav |` or `ffmpeg -i FILE -f "
-            "wav - |`"
+            f"standard input: found no uncompressed WAV in the first {len(head)} bytes; pipe one "
+            "into the command, for example with `arecord -f S16_LE -r 16000 -t wav |` or `ffmpeg "
+            "-i FILE -f wav - |`"
         )
     return info, head[info.data_offset :]
 

@@ -286,11 +286,10 @@ class SpeakerVerifier:
             edges: first and last + 1 sample of each window, (windows, 2).
             description: shown beside a progress bar; empty shows none.
         """
-        rows: Iterable[list[int]] = edges.tolist()
         with Bar(description, len(edges), "window", is_shown=bool(description)) as bar:
             pieces = (
                 (Stretch(row, start, stop - start), recording.read(start, stop - start))
-                for row, (start, stop) in enumerate(bar.over(rows))
+                for row, (start, stop) in enumerate(bar.over(edges.tolist()))
             )
             return self._embed_pieces(pieces, len(edges)).numpy()
 
