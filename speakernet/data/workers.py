@@ -251,7 +251,7 @@ class Workers(WrappedMaker):
         seconds = now.time - since.time
         waited = (now.waited - since.waited) / seconds
         busy = (now.busy - since.busy) / (seconds * len(self._workers))
-        # No more workers than batches in flight: with one each, any other would have none.
+        # At most one worker for each batch in flight; any other would have nothing to do.
         more = min(len(self._workers), self._ahead - len(self._workers))
         if waited <= ADVISED_SHARE or busy >= IDLE_SHARE or more <= 0:
             return now

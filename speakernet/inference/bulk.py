@@ -60,8 +60,8 @@ def embed_files(
     names: StringTable,
     out: Path,
     *,
-    skips_broken: bool = False,
-    part: WorkPart = WHOLE,
+    skips_broken: bool,
+    part: WorkPart,
 ) -> tuple[int, int, list[str], list[WorkPart]]:
     """Write `names`, `embeddings` (recordings, dim) and `fingerprint` as a `.npz` of plain arrays.
 

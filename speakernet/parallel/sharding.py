@@ -169,10 +169,8 @@ def convert_state(state: dict, parameters: Iterable[nn.Parameter], *, to_whole: 
         share = share_of(parameter)
         if share is None or number not in state:
             continue
-        if to_whole:
-            num_rows, convert = len(share.rows), share.join
-        else:
-            num_rows, convert = share.num_rows, share.take
+        num_rows = len(share.rows) if to_whole else share.num_rows
+        convert = share.join if to_whole else share.take
         converted[number] = {}
         for name, value in state[number].items():
             # A step count is not a moment and has no rows.
