@@ -112,8 +112,8 @@ class _Moment(NamedTuple):
 class Workers(WrappedMaker):
     """Worker processes and the ring they write into; both live as long as the loader.
 
-    With `follows_waiting`, more processes start while training waits for workers that hardly
-    compute. Batches do not depend on who makes them.
+    With `may_grow`, more processes start while training waits for workers that hardly compute.
+    Batches do not depend on who makes them.
     """
 
     maker: BatchMaker
@@ -125,11 +125,11 @@ class Workers(WrappedMaker):
         start_method: str | None = None,
         *,
         pins: bool = False,
-        follows_waiting: bool = False,
+        may_grow: bool = False,
     ) -> None:
         super().__init__(maker)
         self._options = options
-        self._follows_waiting = follows_waiting
+        self._may_grow = may_grow
         self._waited_seconds = 0.0
         self._pins = pins
         self._is_pinned = False
@@ -165,8 +165,8 @@ class Workers(WrappedMaker):
                 request.slot = number % len(self._ring)
                 report = self._answer(f"batch {request.batch + 1} of epoch {request.epoch + 1}")
                 self._send(coming, 1)
-                if self._follows_waiting and (number + 1) % JUDGED_BATCHES == 0:
-                    since = self._follow_waiting(since)
+                if self._may_grow and (number + 1) % JUDGED_BATCHES == 0:
+                    since = self._grow_if_waiting(since)
                 yield request, torch.from_numpy(_slot_of(self.maker, self._ring, request)), report
         finally:
             # Also if the consumer stops early, but not the workers of the next epoch if that has
@@ -240,7 +240,7 @@ class Workers(WrappedMaker):
         answers.close()
         return Worker(process, requests, reports)
 
-    def _follow_waiting(self, since: "_Moment | None") -> "_Moment":
+    def _grow_if_waiting(self, since: "_Moment | None") -> "_Moment":
         """Double the workers if training has waited although they hardly computed; return the
         moment from which the next judgement counts.
         """
@@ -404,22 +404,22 @@ class ReadAhead(WrappedMaker):
     system's page cache when their batch is made, here or in worker processes.
     """
 
-    def __init__(self, maker: CropMaker, num_asked: int = 0) -> None:
-        """`num_asked`: batches that `maker` prepares at once."""
+    def __init__(self, maker: CropMaker, num_in_flight: int = 0) -> None:
+        """`num_in_flight`: batches that `maker` prepares at once."""
         super().__init__(maker)
-        self._num_asked = num_asked
+        self._num_in_flight = num_in_flight
 
     def run(self, requests: Sequence[BatchRequest]) -> Iterator[Made]:
         """See `CropMaker.run`."""
         reads: deque[list[Future]] = deque()
         pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="read-ahead")
         # When reading ahead begins, the maker already has the first requests and reads them itself.
-        next_read = 1 + self._num_asked
+        next_read = 1 + self._num_in_flight
         try:
             # The pool starts its threads on first use, after the worker processes were forked from
             # this one.
             for number, made in enumerate(self.maker.run(requests)):
-                stop = number + 1 + self._num_asked + BATCHES_AHEAD
+                stop = number + 1 + self._num_in_flight + BATCHES_AHEAD
                 reads.extend(self._touch(pool, request) for request in requests[next_read:stop])
                 next_read = max(next_read, stop)
                 yield made

@@ -61,7 +61,7 @@ LARGEST_SCORE = 1e30
 SCORE_FORMAT = ".9g"
 """Of scores and ratios in files: nine significant digits give back the same float32."""
 LLR_COLUMN = "llr"
-NUM_IN_TERMINAL = 10
+NUM_TRIALS_SHOWN = 10
 ARRAYS_NAME = "report_arrays.npz"
 ARRAYS_EXPECTED = "the arrays of a report; evaluate again to write them"
 KEPT_ARRAYS = (
@@ -306,7 +306,7 @@ class Decisions:
 
     def lines(self) -> list[str]:
         """The first trials as a text table, then the sentences, for a terminal."""
-        count = min(len(self.trials), NUM_IN_TERMINAL)
+        count = min(len(self.trials), NUM_TRIALS_SHOWN)
         rows = [self.header]
         for number in range(count):
             rows.append(self.row(number))

@@ -110,7 +110,7 @@ class TrainingState:
             if name in fields:
                 fields[name] = value
 
-    def epochs_done(self, options: TrainingOptions) -> bool:
+    def has_finished_epochs(self, options: TrainingOptions) -> bool:
         """Whether all epochs are trained and evaluated, or the run stopped early."""
         # The options are those of this start, so a finished run continues if max_epochs is raised.
         has_all = self.epoch >= options.max_epochs or self.stopped_early
@@ -118,7 +118,8 @@ class TrainingState:
 
     def is_finished(self, options: TrainingOptions) -> bool:
         """Whether nothing is left to do, including the average of the last checkpoints."""
-        return self.epochs_done(options) and (self.averaged or options.average_checkpoints == 0)
+        has_average = self.averaged or options.average_checkpoints == 0
+        return self.has_finished_epochs(options) and has_average
 
     def set_best(self, eer_percent: float, epoch: int, stage: str) -> None:
         """Remember which model best.pt holds."""
