@@ -132,7 +132,7 @@ def fit_several(
 
 
 def _some_recordings(people: np.ndarray) -> np.ndarray:
-    """Rows of recordings of people with several, bounded in number."""
+    """Rows of people with several recordings, at most `MAX_EACH` of each and `MAX_RECORDINGS`."""
     order = np.argsort(people, kind="stable")
     # The place of each recording among those of its person.
     places = np.arange(len(order)) - np.searchsorted(people[order], people[order])

@@ -82,20 +82,22 @@ class Namer:
                 num_people=num_people,
                 stranger_rate=stranger_rate,
             )
+        ratios = []
+        for person, similarity in candidates:
+            rule = self.rule_for(person, speech_seconds)
+            ratios.append(rule.log_likelihood_ratio(similarity))
         name, score = candidates[0]
-        rules = [self.rule_for(person, speech_seconds) for person, _ in candidates]
-        ratios = tuple(
-            rule.log_likelihood_ratio(similarity)
-            for rule, (_, similarity) in zip(rules, candidates, strict=True)
-        )
-        decision = rules[0].decide(score, threshold=threshold, speech_seconds=speech_seconds)
+        rule = self.rule_for(name, speech_seconds)
+        decision = rule.decide(score, threshold=threshold, speech_seconds=speech_seconds)
         # After a short calibration list the threshold may be so low that a stranger is more likely
         # than the person. A user who names a threshold has accepted that.
         needs_odds = self.limits.get("threshold") is None
         ratio = decision.log_likelihood_ratio
         is_unlikely = needs_odds and ratio is not None and ratio < 0
         answer = name if decision.same_speaker and not is_unlikely else None
-        return Identification(answer, decision, candidates, num_people, stranger_rate, ratios)
+        return Identification(
+            answer, decision, candidates, num_people, stranger_rate, tuple(ratios)
+        )
 
 
 def seconds_of(store: PeopleStore, rule: DecisionRule) -> dict[str, float]:
