@@ -52,9 +52,7 @@ def page_of(conversation: Conversation, recording: Recording) -> str:
     return PAGE.read_text(encoding="utf-8").replace("__AUDIO__", source).replace("__DATA__", data)
 
 
-def find_outputs(
-    folder: Path, recording: str, further_suffixes: Sequence[str] = ()
-) -> dict[Path, bool]:
+def find_outputs(folder: Path, recording: str, further_suffixes: Sequence[str]) -> dict[Path, bool]:
     """The files of a recording in a folder, each with whether `write_files` wrote it for this
     recording and nobody changed it since.
 
@@ -78,7 +76,7 @@ def write_files(
     folder: Path,
     conversation: Conversation,
     recording: Recording,
-    transcript: Mapping[str, str] | None = None,
+    transcript: Mapping[str, str] | None,
 ) -> list[Path]:
     """Write all files, each one atomically; returns their paths."""
     name = name_of(conversation.recording)
