@@ -179,7 +179,7 @@ class Component(NamedTuple):
 
 
 PLUGIN_MODULES: dict[str, tuple[bytes, str]] = {}
-"""Name of a module of somebody else that added components to the tables -> its source and the
+"""Name of each plug-in's module, which added components to the tables -> its source, and the
 SHA-256 of that."""
 
 

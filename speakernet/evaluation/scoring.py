@@ -69,11 +69,15 @@ def mean_embeddings(embeddings: np.ndarray, mean: np.ndarray | None = None) -> n
     for start in range(0, len(result), rows_at_once):
         block = embeddings[start : start + rows_at_once]
         centred = block if mean is None else block - mean.astype(np.float32)
-        lengths = np.linalg.norm(centred, axis=2, keepdims=True)
-        average = (centred / np.maximum(lengths, EPSILON)).mean(axis=1)
-        lengths = np.linalg.norm(average, axis=1, keepdims=True)
-        result[start : start + rows_at_once] = average / np.maximum(lengths, EPSILON)
+        average = to_unit_length(centred).mean(axis=1)
+        result[start : start + rows_at_once] = to_unit_length(average)
     return result
+
+
+def to_unit_length(vectors: np.ndarray) -> np.ndarray:
+    """Vectors (…, dim) of length 1; zeros stay zeros."""
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return vectors / np.maximum(lengths, EPSILON)
 
 
 def cosine_scores(embeddings: np.ndarray, enrol: np.ndarray, test: np.ndarray) -> np.ndarray:
@@ -95,13 +99,13 @@ def cosine_scores(embeddings: np.ndarray, enrol: np.ndarray, test: np.ndarray) -
     num_rows = len(table)
     # The distinct trials are the entries of a sparse matrix, and torch computes the product only
     # there. Gathering the rows of both sides would copy two embeddings for every trial.
-    places = enrol.astype(np.int64) * num_rows + test  # in the matrix, row after row
-    order = np.argsort(places)
-    places = places[order]
-    starts = group_starts(places)
-    repeats = np.diff(np.append(starts, len(places)))
-    rows, columns = np.divmod(places[starts], max(1, num_rows))
-    del places
+    entries = enrol.astype(np.int64) * num_rows + test  # counted row after row
+    order = np.argsort(entries)
+    entries = entries[order]
+    starts = group_starts(entries)
+    repeats = np.diff(np.append(starts, len(entries)))
+    rows, columns = np.divmod(entries[starts], max(1, num_rows))
+    del entries
     row_starts = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=num_rows))])
     with warnings.catch_warnings():
         # torch warns about every sparse CSR tensor, because it is a beta feature.
@@ -390,10 +394,8 @@ def speaker_means(embeddings: np.ndarray, speakers: np.ndarray) -> np.ndarray:
     # float64, since a speaker may have thousands of utterances.
     sums = np.zeros((int(speakers.max()) + 1, embeddings.shape[1]), dtype=np.float64)
     np.add.at(sums, speakers, embeddings)
-    norms = np.linalg.norm(sums, axis=1, keepdims=True)
-    units = (sums / np.maximum(norms, EPSILON)).astype(np.float32)
     # A speaker without utterances has no direction.
-    return units[norms[:, 0] > 0]
+    return to_unit_length(sums[sums.any(axis=1)]).astype(np.float32)
 
 
 @dataclass(frozen=True)

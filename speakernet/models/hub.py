@@ -98,13 +98,14 @@ def _warn_of_changes(name: str, revision: str, folder: Path, patterns: Sequence[
         # A file that was not fetched before is noted now.
         first_digest = first_digests.setdefault(file_name, digest)
         if digest != first_digest:
-            change = f"{file_name} has changed: its SHA-256 is {digest} instead of {first_digest}"
+            digests = f"SHA-256 {digest} instead of {first_digest}"
             logger.warning(
-                "%s (%s): %s since it was first fetched, so results may change; give a commit as "
-                "the revision to keep one version, or remove %s to accept the new one",
+                "%s (%s): %s has changed since it was first fetched, and so may results (%s); give "
+                "a commit as the revision to keep one version, or remove %s to accept the new one",
                 name,
                 revision,
-                change,
+                file_name,
+                digests,
                 note,
             )
     # A cache that cannot be written is no reason to refuse the model.
