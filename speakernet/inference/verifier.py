@@ -490,11 +490,11 @@ class SpeakerVerifier:
         return StoreModel(
             self.fingerprint,
             self.embedding_dim,
-            self.name,
-            self.rule.speech,
-            self.mean,
-            self.plda,
-            self.rule.several,
+            name=self.name,
+            speech=self.rule.speech,
+            mean=self.mean,
+            plda=self.plda,
+            several=self.rule.several,
         )
 
     def people(

@@ -56,7 +56,12 @@ def ecapa(weights: Weights) -> NetworkDescription:
         if default_of(its_options, "channels") == channels:
             model = name
     return NetworkDescription(
-        model, _RULES, embedding_dim_of(weights, "fc.conv"), num_mels, "NormASTP", options
+        model,
+        _RULES,
+        embedding_dim_of(weights, "fc.conv"),
+        num_mels,
+        pooling="NormASTP",
+        options=options,
     )
 
 

@@ -94,11 +94,11 @@ def _add(match: re.Match[str]) -> str:
 def rename_all(
     weights: Weights, rules: Rules, unused: Mapping[str, str], ours: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Rename weights, except those whose name matches a pattern in `unused`; returns the others,
-    and a list of these, each with the reason.
+    """Rename weights; returns them, and a list of those whose name matches a pattern in `unused`,
+    each with the reason.
 
-    They get the shapes of our network's tensors: a foreign 1 x 1 convolution may be a linear layer
-    here, or vice versa.
+    Weights get the shapes of our network's tensors, `ours`: a foreign 1 x 1 convolution may be a
+    linear layer here, or vice versa.
     """
     renamed: dict[str, Tensor] = {}
     not_loaded: list[str] = []
