@@ -21,26 +21,29 @@ def batch(size=6):
     return embeddings, torch.randint(0, 7, (size,), generator=generator)
 
 
-def cosines_of(loss, embeddings):
-    """Cosines of each embedding and speaker, one by one."""
-    for embedding in embeddings.double().tolist():
-        yield [
-            sum(a * b for a, b in zip(embedding, vector, strict=True))
-            / (math.hypot(*embedding) * math.hypot(*vector))
-            for vector in loss.weight.detach().double().tolist()
-        ]
+def rows_of(tensor):
+    return tensor.detach().double().tolist()
 
 
-def loop_loss(loss, embeddings, labels, own_logit, scale):
-    """Mean cross entropy with plain Python; `own_logit` maps a cosine to the label's."""
-    total = 0.0
-    for cosines, label in zip(cosines_of(loss, embeddings), labels.tolist(), strict=True):
-        logits = [
-            scale * (own_logit(cosine) if row == label else cosine)
-            for row, cosine in enumerate(cosines)
-        ]
-        total += math.log(sum(map(math.exp, logits))) - logits[label]
-    return total / len(labels)
+def cosines_of(loss, embedding):
+    """Cosines of an embedding and each speaker, one by one."""
+    cosines = []
+    for vector in rows_of(loss.weight):
+        product = sum(a * b for a, b in zip(embedding, vector, strict=True))
+        cosines.append(product / (math.hypot(*embedding) * math.hypot(*vector)))
+    return cosines
+
+
+def cross_entropy(logits, label):
+    return math.log(sum(map(math.exp, logits))) - logits[label]
+
+
+def check_mean(loss, embeddings, labels, value_of, rel=1e-5):
+    """The loss is the mean of `value_of` each embedding and label, in plain Python."""
+    pairs = zip(rows_of(embeddings), labels.tolist(), strict=True)
+    values = [value_of(embedding, label) for embedding, label in pairs]
+    expected = pytest.approx(sum(values) / len(values), rel=rel)
+    assert loss(embeddings, labels)[0].item() == expected
 
 
 def widened(cosine, margin):
@@ -53,25 +56,30 @@ def widened(cosine, margin):
 
 @pytest.mark.parametrize(("margin", "scale"), [(0.0, 1.0), (0.1, 30.0), (0.3, 15.0)])
 def test_amsoftmax_against_a_loop(margin, scale):
-    embeddings, labels = batch()
     loss = AMSoftmax(AMSoftmaxOptions(margin=margin, scale=scale), 5, 7)
-    expected = loop_loss(loss, embeddings, labels, lambda cosine: cosine - margin, scale)
-    assert loss(embeddings, labels)[0].item() == pytest.approx(expected, rel=1e-5)
+
+    def value_of(embedding, label):
+        cosines = cosines_of(loss, embedding)
+        cosines[label] -= margin
+        return cross_entropy([scale * cosine for cosine in cosines], label)
+
+    check_mean(loss, *batch(), value_of)
 
 
 @pytest.mark.parametrize("easy_margin", [False, True])
 @pytest.mark.parametrize(("margin", "scale"), [(0.0, 1.0), (0.2, 30.0), (1.2, 15.0)])
 def test_aamsoftmax_against_a_loop(margin, scale, easy_margin):
-    embeddings, labels = batch(size=40)
     loss = AAMSoftmax(AAMSoftmaxOptions(margin=margin, scale=scale, easy_margin=easy_margin), 5, 7)
 
-    def own(cosine):
-        if easy_margin:
-            return math.cos(math.acos(cosine) + margin) if cosine > 0 else cosine
-        return widened(cosine, margin)
+    def value_of(embedding, label):
+        cosines = cosines_of(loss, embedding)
+        if not easy_margin:
+            cosines[label] = widened(cosines[label], margin)
+        elif cosines[label] > 0:
+            cosines[label] = math.cos(math.acos(cosines[label]) + margin)
+        return cross_entropy([scale * cosine for cosine in cosines], label)
 
-    expected = loop_loss(loss, embeddings, labels, own, scale)
-    assert loss(embeddings, labels)[0].item() == pytest.approx(expected, rel=1e-5)
+    check_mean(loss, *batch(40), value_of)
 
 
 @pytest.mark.parametrize(
@@ -100,34 +108,28 @@ def test_finite_gradients(loss, weight, embeddings):
 @pytest.mark.parametrize("margin", [0.0, 0.2, 0.5])
 @pytest.mark.parametrize("centers", [1, 3])
 def test_sub_centers_and_inter_top_k_against_a_loop(margin, centers):
-    embeddings, labels = batch(size=20)
     options = AAMSoftmaxOptions(
         margin=margin, scale=20.0, sub_centers=centers, inter_top_k=2, inter_top_k_penalty=0.1
     )
     loss = AAMSoftmax(options, 5, 7)
-    total = 0.0
-    for all_cosines, label in zip(cosines_of(loss, embeddings), labels.tolist(), strict=True):
-        cosines = [
-            max(all_cosines[speaker * centers : (speaker + 1) * centers]) for speaker in range(7)
-        ]
-        nearest = sorted((row for row in range(7) if row != label), key=lambda row: -cosines[row])[
-            :2
-        ]
-        # 0.1 at a margin of 0.2, as in wespeaker: mp * margin / 0.2
-        penalty = 0.1 * margin / 0.2
-        logits = [
-            math.cos(math.acos(cosine) - penalty) if row in nearest else cosine
-            for row, cosine in enumerate(cosines)
-        ]
-        logits[label] = widened(cosines[label], margin)
-        total += math.log(sum(math.exp(20 * logit) for logit in logits)) - 20 * logits[label]
-    assert loss(embeddings, labels)[0].item() == pytest.approx(total / 20, rel=1e-5)
+    # 0.1 at a margin of 0.2, as in wespeaker: mp * margin / 0.2
+    penalty = 0.1 * margin / 0.2
+
+    def value_of(embedding, label):
+        of_centers = cosines_of(loss, embedding)
+        cosines = [max(of_centers[row * centers : (row + 1) * centers]) for row in range(7)]
+        others = sorted({*range(7)} - {label}, key=lambda row: cosines[row])
+        for row in others[-2:]:
+            cosines[row] = math.cos(math.acos(cosines[row]) - penalty)
+        cosines[label] = widened(cosines[label], margin)
+        return cross_entropy([20 * cosine for cosine in cosines], label)
+
+    check_mean(loss, *batch(20), value_of)
 
 
 @pytest.mark.parametrize("margin_type", ["A", "C"])
 @pytest.mark.parametrize(("margin", "exponent"), [(0.0, 1.0), (0.2, 3.0), (1.0, 2.5)])
 def test_sphereface2_against_a_loop(margin_type, margin, exponent):
-    embeddings, labels = batch(size=20)
     options = SphereFace2Options(
         margin=margin, scale=8.0, margin_type=margin_type, exponent=exponent
     )
@@ -145,18 +147,20 @@ def test_sphereface2_against_a_loop(margin_type, margin, exponent):
             return 8 * (2 * max(0.0, (cosine - 1 + math.cos(margin) + 1) / 2) ** exponent - 1) - 0.5
         return 8 * spread(math.cos(angle + sign * margin)) - 0.5
 
-    total = 0.0
-    for cosines, label in zip(cosines_of(loss, embeddings), labels.tolist(), strict=True):
-        for row, cosine in enumerate(cosines):
+    def value_of(embedding, label):
+        total = 0.0
+        for row, cosine in enumerate(cosines_of(loss, embedding)):
             sign, weight = (1, 0.7) if row == label else (-1, 0.3)
             total += weight * math.log(1 + math.exp(-sign * answer(cosine, sign)))
-    assert loss(embeddings, labels)[0].item() == pytest.approx(total / 20, rel=1e-5)
+        return total
+
+    check_mean(loss, *batch(20), value_of)
 
 
 @pytest.mark.parametrize("curvature", [1.0, 3.0])
 @pytest.mark.parametrize("margin", [0.0, 0.4])
 def test_hamsoftmax_against_a_loop(curvature, margin):
-    embeddings, labels = batch(size=20)
+    embeddings, labels = batch(20)
     # Some are inside the ball, some outside.
     embeddings = embeddings * torch.linspace(0.05, 2.0, 20).unsqueeze(1)
     loss = HAMSoftmax(HAMSoftmaxOptions(margin=margin, scale=5.0, curvature=curvature), 5, 7)
@@ -167,14 +171,15 @@ def test_hamsoftmax_against_a_loop(curvature, margin):
             value * min(1.0, (1 - 1e-5) / curvature**0.5 / math.hypot(*point)) for value in point
         ]
 
-    total = 0.0
-    for embedding, label in zip(embeddings.double().tolist(), labels.tolist(), strict=True):
+    def value_of(embedding, label):
         here = inside(embedding)
         logits = []
-        for row, vector in enumerate(loss.weight.detach().double().tolist()):
+        for vector in rows_of(loss.weight):
             there = inside(vector)
             from_edge = (1 - math.hypot(*here) ** 2) * (1 - math.hypot(*there) ** 2)
             cosh = 1 + 2 * math.dist(here, there) ** 2 / max(from_edge, 1e-5)
-            logits.append(-5.0 * (math.acosh(cosh) + (margin if row == label else 0.0)))
-        total += math.log(sum(map(math.exp, logits))) - logits[label]
-    assert loss(embeddings, labels)[0].item() == pytest.approx(total / 20, rel=1e-4)
+            logits.append(-5.0 * math.acosh(cosh))
+        logits[label] -= 5.0 * margin
+        return cross_entropy(logits, label)
+
+    check_mean(loss, embeddings, labels, value_of, rel=1e-4)
