@@ -18,10 +18,10 @@ from hypothesis import strategies as some
 
 from speakernet import files, run_folder
 from speakernet import random as seeding
-from speakernet.cli import main
 from speakernet.cli.train import _log_file
 from speakernet.data import parts
 from speakernet.run_folder import held, refuse_unusable
+from tests.commands import run_command
 
 
 class OwnError(files.FileError):
@@ -255,7 +255,7 @@ def test_unusable_folders(tmp_path, monkeypatch, capsys):
     for folder in (file, file / "a" / "b"):
         with pytest.raises(ValueError, match=rf"save_path: {folder} .*a file"):
             refuse_unusable(folder)
-        assert main(["train", "--save_path", str(folder), "--train_list", "nowhere.txt"]) == 1
+        run_command(f"train --save_path {folder} --train_list nowhere.txt", 1)
         error = capsys.readouterr().err
         assert str(folder) in error and "nowhere" not in error
     refuse_unusable(tmp_path / "a" / "b")

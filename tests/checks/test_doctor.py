@@ -16,11 +16,11 @@ from speakernet.checks import lists as checks
 from speakernet.checks import worst
 from speakernet.checks.augmentation import augmentation_findings
 from speakernet.checks.doctor import CheckRequest, full_check, machine_findings
-from speakernet.cli import main
 from speakernet.data.audio import write_audio
 from speakernet.data.augment.options import AugmentOptions
 from speakernet.data.lists import read_training_list, read_trials
 from speakernet.data.opening import open_source
+from tests.commands import run_command
 
 
 def noise(seed, seconds=1.0, level=0.1, rate=16000):
@@ -231,37 +231,35 @@ def test_status(train, config, status, capsys):
         "validation_path": ".",
     }
     write("my.yaml", json.dumps({"data": data, **config}))
-    assert main(["doctor", "--config", "my.yaml", "--fast"]) == status
+    run_command("doctor --config my.yaml --fast", status)
     table = capsys.readouterr().out
     assert table.splitlines()[0].split() == ["level", "check", "found"] and "options" in table
     assert table.splitlines()[-1].endswith("you can train") == (status == 0)
     assert not list(HERE.glob("*.png"))
     # Without a list, nothing was checked that could justify this conclusion.
-    main(["doctor", "--fast"])
+    run_command("doctor --fast")
     assert "--list" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_default_root_is_the_folder_of_the_list(monkeypatch, capsys):
     Path("elsewhere").mkdir()
     monkeypatch.chdir("elsewhere")
-    options = ["doctor", "--list", "../train.txt", "--trials", "../trials.txt", "--fast"]
-    assert main(options) == 0
+    run_command("doctor --list ../train.txt --trials ../trials.txt --fast")
     assert "training audio: length" in capsys.readouterr().out
     for number in (1, 2):
         Path(f"../c/{number}.wav").unlink()
-    assert main(options[:1] + options[3:]) == 1
+    run_command("doctor --trials ../trials.txt --fast", 1)
 
 
-@pytest.mark.parametrize("option", [("--jobs", "0"), ("--min_seconds", "-1")])
-def test_numbers_out_of_range(option, capsys):
+@pytest.mark.parametrize(("option", "number"), [("--jobs", 0), ("--min_seconds", -1)])
+def test_numbers_out_of_range(option, number, capsys):
     with contextlib.suppress(SystemExit):
-        assert main(["doctor", *option]) == 1
-    assert f"{option[1]}; expected at least" in capsys.readouterr().err
+        run_command(f"doctor {option} {number}", 1)
+    assert f"{number}; expected at least" in capsys.readouterr().err
 
 
 def test_json(capsys):
-    options = ["doctor", "--list", "train.txt", "--root", ".", "--trials", "trials.txt", "--fast"]
-    assert main([*options, "--json"]) == 0
+    run_command("doctor --list train.txt --root . --trials trials.txt --fast --json")
     answer = json.loads(capsys.readouterr().out)
     assert (
         answer["level"] in ("ok", "warning")
@@ -450,5 +448,5 @@ def test_overlap(train, trials, shared):
 )
 def test_lists_of_another_kind(capsys, line, advice):
     TRAIN.write_text("".join(line.format(number) + "\n" for number in range(1, 5)))
-    assert main(["doctor", "--train_list", "train.txt", "--train_path", "."]) == 1
+    run_command("doctor --train_list train.txt --train_path .", 1)
     assert advice in " ".join(capsys.readouterr().out.split())

@@ -7,10 +7,10 @@ from importlib.metadata import EntryPoint
 import pytest
 import yaml
 
-from speakernet.cli import main
 from speakernet.config import components
 from speakernet.losses.options import LOSSES
 from speakernet.options import PLUGIN_MODULES
+from tests.commands import run_command
 from tests.conftest import REPOSITORY
 from tests.tiny_recipe import write_recipe
 
@@ -46,27 +46,26 @@ def test_example(tiny_corpus, tmp_path, parts, capsys, caplog):
     run = tmp_path / "run"
     changes = (yaml.safe_load(CHANGES), {"augment": {"enabled": True}})
     recipe = write_recipe(tmp_path / "my.yaml", tiny_corpus, run, *changes)
-    assert main(f"train --plugin={parts} --config {recipe}".split()) == 0
+    run_command(f"train --plugin={parts} --config {recipe}")
     assert "augmentation is skipped" not in capsys.readouterr().err
     assert (run / "my_parts.py").read_bytes() == parts.read_bytes()
     saved = yaml.safe_load((run / "config.yaml").read_text())
     assert saved["augment"]["components"]["Clipping"]["level"] == 0.2
     recording = str(tiny_corpus / (tiny_corpus / "train_list.txt").read_text().split()[1])
-    out = str(tmp_path / "embeddings.npz")
-    embed = f"embed {recording} --model {run}/best.pt --out {out}".split()
-    assert main([*embed, "--plugin", str(parts)]) == 0
+    embed = f"embed {recording} --model {run}/best.pt --out {tmp_path}/embeddings.npz"
+    run_command(f"{embed} --plugin {parts}")
     known = dict(PLUGIN_MODULES)
     PLUGIN_MODULES.clear()
-    assert main(embed) == 1
+    run_command(embed, 1)
     assert "--plugin my_parts.py" in capsys.readouterr().err
     PLUGIN_MODULES.update({name: (text, "0" * 64) for name, (text, _) in known.items()})
     caplog.clear()
-    assert main(embed) == 0
+    run_command(embed)
     assert "different version of my_parts.py" in caplog.text
 
 
 def test_rows(parts, capsys):
-    assert main(f"list --plugin {parts} poolings".split()) == 0
+    run_command(f"list --plugin {parts} poolings")
     assert "Power" in capsys.readouterr().out
     components.add_file(parts)
     assert LOSSES["focal"] is components.TABLES["classification loss"]["focal"]
@@ -76,7 +75,7 @@ def test_rows(parts, capsys):
     components.add_installed([EntryPoint("one", "package_of_parts", "speakernet.components")])
     assert set(PLUGIN_MODULES) == {"my_parts", "package_of_parts"}
     words = "--model.pooling_options.powr 4 --model.pooling Power"
-    assert main(["show-config", "--plugin", str(parts), *words.split()])
+    run_command(f"show-config --plugin {parts} {words}", 1)
     assert "powr" in capsys.readouterr().err
 
 
@@ -105,7 +104,7 @@ def test_mistakes(tmp_path, capsys, text, words):
     path = tmp_path / "broken_parts.py"
     path.write_text(text)
     sys.modules.pop("broken_parts", None)
-    assert main(["list", "--plugin", str(path)]) == 2
+    run_command(f"list --plugin {path}", 2)
     assert words in capsys.readouterr().err and not PLUGIN_MODULES
 
 
@@ -113,6 +112,6 @@ def test_mistakes(tmp_path, capsys, text, words):
 def test_files_that_cannot_be_imported(tmp_path, capsys, name):
     if name != "absent.py":
         (tmp_path / name).write_text("COMPONENTS = {}")
-    assert main(["list", "--plugin", str(tmp_path / name)]) == 2
+    run_command(f"list --plugin {tmp_path}/{name}", 2)
     error = capsys.readouterr().err
     assert name in error and ("no such file" in error) == (name == "absent.py")

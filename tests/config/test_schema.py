@@ -7,8 +7,8 @@ import jsonschema
 import pytest
 import yaml
 
-from speakernet.cli import main
 from speakernet.config.loading import RECIPES
+from tests.commands import run_command
 from tests.config.layers import load_line, load_text, write
 
 RECIPE_FILES = sorted(RECIPES.rglob("*.yaml"))
@@ -24,7 +24,7 @@ def errors_of(schema, values):
 
 
 def test_file_is_current(schema, capsys):
-    assert main(["show-config", "--schema"]) == 0
+    run_command("show-config --schema")
     assert json.loads(capsys.readouterr().out) == schema, "run make schema"
 
 
@@ -61,14 +61,14 @@ def test_differences(capsys):
         text = f"data: {{batch_size: {size}}}\nmodel: {{name: ResNet34}}\n"
         write(text, f"{size}.yaml")
     command = "show-config --diff 7.yaml 8.yaml"
-    assert main(command.split()) == 0
+    run_command(command)
     assert capsys.readouterr().out == "data.batch_size: 7 -> 8\n"
-    assert main(f"{command} --data.batch_size 9".split()) == 0
+    run_command(f"{command} --data.batch_size 9")
     assert capsys.readouterr().out == "no option differs\n"
 
 
 def test_completion(capsys):
-    assert main(["--completion", "bash"]) == 0
+    run_command("--completion bash")
     write(capsys.readouterr().out, "completion")
     line = (
         "COMP_WORDS=(speakernet train --data.batch_s); COMP_CWORD=2; _shtab_speakernet; echo "
@@ -78,4 +78,4 @@ def test_completion(capsys):
         ["bash", "-c", f"source ./completion; {line}"], capture_output=True, text=True, check=True
     )
     assert found.stdout.split() == ["--data.batch_size"]
-    assert main(["--completion", "pwsh"]) == 1
+    run_command("--completion pwsh", 1)

@@ -11,10 +11,10 @@ from preparation_corpora import run_data_prep, write_catalogue, write_voices
 from preparation_server import fake_source
 
 from speakernet.checks.lists import quick_check
-from speakernet.cli import main
 from speakernet.config import load_config
 from speakernet.data.lists import read_training_list, read_trials
 from speakernet.data.opening import open_source
+from tests.commands import run_command
 from tests.conftest import REPOSITORY
 
 CONFIGS = REPOSITORY / "configs"
@@ -86,7 +86,7 @@ TINY = (
 
 def train(folder, line):
     words = f"train {QUICK} {line} --training.save_path {folder}"
-    assert main(words.split()) == 0
+    run_command(words)
     return json.loads((folder / "results.json").read_text())
 
 

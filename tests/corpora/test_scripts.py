@@ -8,11 +8,11 @@ import sys
 import pytest
 from preparation_corpora import SCRIPTS
 
-from speakernet.cli import main
 from speakernet.cli.prepare import CORPORA, build_parser
 from speakernet.corpora.public_archives import PublicArchives
 from speakernet.corpora.steps import StepSummary, finish
 from speakernet.files import LOCK_NAME, exclusive, temporary_beside
+from tests.commands import run_command
 
 
 @pytest.mark.parametrize("script", sorted(SCRIPTS.glob("*.py")), ids=lambda path: path.name)
@@ -25,10 +25,10 @@ def test_scripts_run(script, monkeypatch, capsys):
 
 def test_scripts_and_parts(capsys):
     assert {path.stem for path in SCRIPTS.glob("*.py")} == set(CORPORA)
-    assert main(["prepare", "--help"]) == 0
+    run_command("prepare --help")
     overview = capsys.readouterr().out
     assert all(f"  {name} " in overview for name in CORPORA)
-    assert main(["prepare", "musn"]) == 2
+    run_command("prepare musn", 2)
     assert "did you mean 'musan'" in capsys.readouterr().err
 
 

@@ -20,6 +20,7 @@ from speakernet.data.sampling import BalancedSampler, ShuffledSampler, rank_shar
 from speakernet.data.sources import FolderSource
 from speakernet.frontend.options import SpecAugmentOptions
 from speakernet.frontend.perturbation import SpecAugment
+from tests.commands import run_command
 from tests.data.loaders import make_loader
 from tests.tiny_recipe import write_recipe
 
@@ -128,7 +129,7 @@ def corpora(tiny_corpus, tmp_path_factory):
         folder / "packed",
     )
     lists = f"--source {tiny_corpus} --list {tiny_corpus}/train_list.txt --shards 3"
-    assert main(f"pack file://{folder}/store {lists}".split()) == 0
+    run_command(f"pack file://{folder}/store {lists}")
     return folder
 
 
@@ -181,7 +182,7 @@ def test_report(tiny_corpus, corpora, tmp_path, caplog):
     changes["training"] = {"max_epochs": 2, "test_interval": 2}
     changes["evaluation"] = {"subtract_mean": True, "score_norm": "as"}
     recipe = write_recipe(tmp_path / "run.yaml", tiny_corpus, run := tmp_path / "run", changes)
-    assert main(["train", "--config", str(recipe)]) == 0
+    run_command(f"train --config {recipe}")
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     drawn = [record["drawn"] for record in records if record["kind"] == "epoch"]
     assert len(drawn) == 2

@@ -7,7 +7,6 @@ import pytest
 import soundfile
 from numpy.testing import assert_allclose, assert_array_equal
 
-from speakernet.cli import main
 from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.data import packed as packed_module
 from speakernet.data.audio import AudioError, write_audio
@@ -18,6 +17,7 @@ from speakernet.data.packed import PackedError, PackedSource, verify
 from speakernet.data.packing import pack
 from speakernet.data.sources import FolderSource
 from speakernet.files import sha256_of
+from tests.commands import run_command
 
 NAMES = ["a/plain.wav", "a/b c.flac", "ü/stereo.wav", "short.wav", "wide.wav"]
 
@@ -69,7 +69,7 @@ def test_flipped_bit(corpus):
         file.write(bytes([byte[0] ^ 4]))
     problems = verify(corpus)
     assert len(problems) == 1 and problems[0].startswith("short.wav: ")
-    assert main(["pack", str(corpus), "--verify"]) == 1
+    run_command(f"pack {corpus} --verify", 1)
 
 
 def _cut(path):

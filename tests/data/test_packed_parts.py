@@ -9,7 +9,6 @@ import shutil
 import numpy as np
 import pytest
 
-from speakernet.cli import main
 from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.data.audio import write_audio
 from speakernet.data.lists import StringTable
@@ -17,6 +16,7 @@ from speakernet.data.opening import open_source
 from speakernet.data.packed import DESCRIPTION, SAMPLES, PackedError, read_index, verify
 from speakernet.data.packing import join_parts, pack, pack_part
 from speakernet.data.parts import WorkPart
+from tests.commands import run_command
 
 NAMES = [f"id{speaker}/{utterance}.wav" for speaker in range(5) for utterance in range(2)]
 HEADER_BYTES = 128
@@ -40,7 +40,7 @@ def whole(folder, tmp_path_factory):
 
 def pack_parts(folder, corpus, order=(2, 3, 1), count=3):
     for number in order:
-        assert main(f"pack {corpus} --source {folder} --part {number}/{count}".split()) == 0
+        run_command(f"pack {corpus} --source {folder} --part {number}/{count}")
     return corpus
 
 
@@ -60,8 +60,8 @@ def test_parts_equal_the_whole(whole, parts):
     assert np.array_equal(left.sample_offsets, right.sample_offsets)
     assert np.array_equal(left.checksums, right.checksums)
     assert verify(parts) == []
-    assert main(["pack", str(parts), "--verify"]) == 0
-    assert main(["pack", str(parts / "part-0002-of-0003"), "--verify"]) == 0
+    run_command(f"pack {parts} --verify")
+    run_command(f"pack {parts}/part-0002-of-0003 --verify")
 
 
 def test_missing_parts(folder, tmp_path, caplog):
@@ -86,7 +86,7 @@ def test_parts_collected_by_hand(folder, tmp_path, parts):
             shutil.move(part, places[0] / part.name)
     with pytest.raises(PackedError, match="--merge"):
         open_source(places[0])
-    assert main(["pack", str(places[0]), "--merge", "--verify"]) == 0
+    run_command(f"pack {places[0]} --merge --verify")
     assert (places[0] / DESCRIPTION).read_bytes() == (parts / DESCRIPTION).read_bytes()
     # Older versions did not write `part_of`.
     (places[0] / DESCRIPTION).unlink()
@@ -94,7 +94,7 @@ def test_parts_collected_by_hand(folder, tmp_path, parts):
     description = json.loads(old.read_text())
     assert description.pop("part_of")
     old.write_text(json.dumps(description))
-    assert main(["pack", str(places[0]), "--merge"]) == 0
+    run_command(f"pack {places[0]} --merge")
 
 
 def test_foreign_parts(folder, tmp_path):

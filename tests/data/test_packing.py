@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from speakernet.cli import main
 from speakernet.corpora.archives import ArchiveError
 from speakernet.corpora.pack_inputs import FolderInput, open_inputs
 from speakernet.data import packing as packed_writer
@@ -22,6 +21,7 @@ from speakernet.data.audio import AudioError, write_audio
 from speakernet.data.lists import StringTable
 from speakernet.data.packed import PackedError, PackedSource, verify
 from speakernet.data.packing import pack
+from tests.commands import run_command
 
 NAMES = [f"id{row // 4}/v/{row:05d}.wav" for row in range(12)]
 ALL = StringTable.from_strings(NAMES)
@@ -66,7 +66,7 @@ def test_list(folder):
     Path("list.txt").write_text(f"id1 {NAMES[5]}\nid0 {NAMES[2]}\nid1 {NAMES[5]}\n")
     Path("trials.txt").write_text(f"1 {NAMES[2]} {NAMES[3]}\n")
     command = f"pack corpus --source {folder} --list list.txt --trials trials.txt --verify"
-    assert main(command.split()) == 0
+    run_command(command)
     assert list(PackedSource(CORPUS).index.names) == [NAMES[5], NAMES[2], NAMES[3]]
 
 
@@ -205,7 +205,7 @@ def test_existing_corpus(folder):
 @pytest.mark.parametrize("rate", [10, 1_000_000_000])
 def test_impossible_rates(folder, tmp_path, capsys, where, rate):
     corpus = where.format(tmp_path)
-    assert main(f"pack {corpus} --source {folder} --sample-rate {rate}".split()) == 1
+    run_command(f"pack {corpus} --source {folder} --sample-rate {rate}", 1)
     assert f"{rate} Hz; expected 1000 to 768000 Hz" in capsys.readouterr().err
     assert not list(tmp_path.glob("corpus*"))
 

@@ -7,13 +7,13 @@ import tarfile
 import numpy as np
 import pytest
 
-from speakernet.cli import main
 from speakernet.corpora.archives import ArchiveError
 from speakernet.corpora.pack_inputs import open_inputs
 from speakernet.data.audio import AudioError, read_audio, write_audio
 from speakernet.data.lists import ListError, StringTable, read_training_list
 from speakernet.data.packed import PackedSource
 from speakernet.data.packing import pack
+from tests.commands import run_command
 
 KEYS = [f"id{row // 3}/video/{row:05d}.wav" for row in range(7)]
 
@@ -96,7 +96,7 @@ def test_packing(kind, audio, tmp_path):
     corpus = tmp_path / "corpus"
     listed = tmp_path / "train.txt"
     command = f"pack {corpus} --source {source} --write-list {listed} --verify"
-    assert main(command.split()) == 0
+    run_command(command)
     packed = PackedSource(corpus)
     assert list(packed.index.names) == KEYS
     for key, file in audio.items():
@@ -115,22 +115,24 @@ def test_packing(kind, audio, tmp_path):
 
 
 def test_written_list_replaces_nothing_else(audio, tmp_path):
-    def pack_again(corpus="corpus", listed="train.txt", *more):
-        return main([*f"pack {corpus} --source raw.list --write-list {listed}".split(), *more])
+    def pack_again(status=0, corpus="corpus", listed="train.txt", more=""):
+        run_command(f"pack {corpus} --source raw.list --write-list {listed} {more}", status)
 
     raw_list(tmp_path / "raw.list", audio)
     listed = tmp_path / "train.txt"
-    assert pack_again() == 0
+    pack_again()
     written = listed.read_text()
-    assert pack_again() == 0, "the same list again"
+    pack_again()
     for content in (written.splitlines()[0] + "\n", "notes of mine\n"):
         listed.write_text(content)
-        assert pack_again() == 1
+        pack_again(1)
         assert listed.read_text() == content
     # Refused before hours of packing.
-    assert pack_again("other") == 1 and not (tmp_path / "other").exists()
-    assert pack_again("corpus", "raw.list", "--force") == 1, "an input"
-    assert pack_again("corpus", "train.txt", "--force") == 0
+    pack_again(1, "other")
+    assert not (tmp_path / "other").exists()
+    # An input.
+    pack_again(1, listed="raw.list", more="--force")
+    pack_again(more="--force")
     assert listed.read_text() == written
 
 

@@ -12,7 +12,6 @@ import torch
 from fsspec.implementations.local import LocalFileSystem
 from numpy.testing import assert_array_equal
 
-from speakernet.cli import main
 from speakernet.corpora.pack_inputs import open_inputs
 from speakernet.data import packing, sampling, stores
 from speakernet.data.lists import read_training_list
@@ -24,6 +23,7 @@ from speakernet.data.sampling import BalancedSampler, ShuffledSampler, rank_shar
 from speakernet.data.shards import HEADER_BYTES
 from speakernet.data.stores import ShardError, Store
 from speakernet.files import hold_lock
+from tests.commands import run_command
 from tests.data.loaders import make_loader
 from tests.data.object_store import object_store
 from tests.tiny_recipe import write_recipe
@@ -38,9 +38,9 @@ def fast_and_private(tmp_path, monkeypatch):
     monkeypatch.setenv("SPEAKERNET_CACHE", str(tmp_path / "cache"))
 
 
-def pack_to(address, corpus, *more):
-    words = f"pack {address} --source {corpus} --list {corpus}/train_list.txt --shards {NUM_SHARDS}"
-    return main([*words.split(), *more])
+def pack_to(address, corpus, more=""):
+    lists = f"--source {corpus} --list {corpus}/train_list.txt"
+    run_command(f"pack {address} {lists} --shards {NUM_SHARDS} {more}")
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def packed(tiny_corpus, tmp_path_factory):
     for writer in ("2/2", "1/2"):
         # Incomplete until the last writer has written its description.
         assert not (root / "corpus.json").exists()
-        assert pack_to(f"file://{root}", tiny_corpus, "--part", writer) == 0
+        pack_to(f"file://{root}", tiny_corpus, f"--part {writer}")
     return root
 
 
@@ -73,8 +73,8 @@ def test_writers_and_reader(store, tiny_corpus, tmp_path):
     ]
     for name in names:
         assert_array_equal(source.read(name), files.read(name))
-    assert pack_to(address, tiny_corpus) == 0, "the corpus exists"
-    assert main(["pack", address, "--verify"]) == 0
+    pack_to(address, tiny_corpus)  # it exists
+    run_command(f"pack {address} --verify")
     rows = [f"spk0{speaker} spk0{speaker}/utt0.wav\n" for speaker in range(6)]
     (tmp_path / "other.txt").write_text("".join(rows))
     with pytest.raises(PackedError, match="part-0001-of-0005"):
@@ -158,12 +158,12 @@ def test_packing_again_repairs(packed, store, tiny_corpus, damage):
         path.write_bytes(path.read_bytes()[:-20])
     # A writer that was killed while it wrote.
     (shard / "samples.npy.123.partial").write_bytes(b"x")
-    assert pack_to(address, tiny_corpus) == 0
+    pack_to(address, tiny_corpus)
     for whole in packed.rglob("*.*"):
         assert (store / whole.relative_to(packed)).read_bytes() == whole.read_bytes()
     assert (shard / "samples.npy.123.partial").exists() == (name == "corpus")
     assert untouched.stat().st_ino == before, "whole shards are left alone"
-    assert main(["pack", address, "--verify"]) == 0
+    run_command(f"pack {address} --verify")
 
 
 def test_repair_refuses_what_is_not_the_same(store, tiny_corpus, tmp_path):
@@ -210,7 +210,7 @@ def test_interrupted_writes(store, tiny_corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(LocalFileSystem, "put_file", real)
     monkeypatch.setattr(packing, "_Writer", None)
     pack_to_raising(f"file://{store}", tiny_corpus)
-    assert main(["pack", f"file://{store}", "--verify"]) == 0
+    run_command(f"pack file://{store} --verify")
     assert list((tmp_path / "cache" / "packing").iterdir()) == [], (
         "nothing is left in the scratch folder"
     )
@@ -232,7 +232,7 @@ def test_repacked_corpus(store, tiny_corpus, tmp_path):
     shutil.rmtree(store)
     (tmp_path / "list.txt").write_text("spk00 spk00/utt0.wav\nspk00 spk00/utt1.wav\n")
     words = f"pack file://{store} --source {tiny_corpus} --list {tmp_path}/list.txt"
-    assert main(words.split()) == 0
+    run_command(words)
     second = open_source(f"file://{store}")
     assert len(second) == 2 and held(second) == []
 
@@ -323,7 +323,7 @@ def test_real_object_storage(tiny_corpus, tmp_path, monkeypatch):
     address = "s3://bucket/corpus"
     with object_store(monkeypatch) as faults:
         for writer in ("1/2", "2/2"):
-            assert pack_to(address, tiny_corpus, "--part", writer) == 0
+            pack_to(address, tiny_corpus, f"--part {writer}")
         source = open_source(address)
         for kinds in ([], ["503", "503"], ["cut"], ["slow"], ["wrong"], ["503", "cut", "wrong"]):
             faulty(kinds, source, faults)
@@ -337,26 +337,26 @@ def test_real_object_storage(tiny_corpus, tmp_path, monkeypatch):
             source.shards.hold(0)
         faults.kinds = []
 
-        def train(name):
+        def train(name, status=0):
             changes = {
                 "data": {"train_path": address, **STREAMED},
                 "training": {"max_epochs": 2, "test_interval": 2},
                 "runtime": {"deterministic": True},
             }
             recipe = write_recipe(tmp_path / f"{name}.yaml", tiny_corpus, tmp_path / name, changes)
-            return main(["train", "--config", str(recipe)]), tmp_path / name / "last.pt"
+            run_command(f"train --config {recipe}", status)
 
-        assert train("straight")[0] == 0
+        train("straight")
         system = s3fs.S3FileSystem()
         system.invalidate_cache()
         gone = "bucket/corpus/part-0002-of-0005/samples.npy"
         system.copy(gone, "bucket/kept")
         system.rm(gone)
         shutil.rmtree(source._folder / "samples")
-        status, last = train("resumed")
-        assert status == 1 and last.exists() and last.with_name("log.txt").exists()
+        train("resumed", 1)
+        assert {"last.pt", "log.txt"} <= {path.name for path in (tmp_path / "resumed").iterdir()}
         system.copy("bucket/kept", gone)
-        assert train("resumed")[0] == 0
+        train("resumed")
     weights = [
         torch.load(tmp_path / name / "last.pt", weights_only=True)["weights"]
         for name in ("straight", "resumed")

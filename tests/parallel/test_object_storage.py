@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from speakernet.cli import main
+from tests.commands import run_command
 from tests.data.object_store import object_store
 from tests.outcomes import digests
 from tests.started import Started, free_port, saved_step, steps_of
@@ -57,8 +57,8 @@ def recipe_of(folder, corpus, **data):
 
 def test_kill(tiny_corpus, tmp_path, monkeypatch):
     with object_store(monkeypatch) as faults:
-        packing = f"--source {tiny_corpus} --list {tiny_corpus}/train_list.txt".split()
-        assert main(["pack", ADDRESS, *packing, "--shards", str(NUM_SHARDS)]) == 0
+        packing = f"--source {tiny_corpus} --list {tiny_corpus}/train_list.txt"
+        run_command(f"pack {ADDRESS} {packing} --shards {NUM_SHARDS}")
         straight = recipe_of(tmp_path / "straight", tiny_corpus)
         with two_machines(straight) as ranks:
             end(ranks)
