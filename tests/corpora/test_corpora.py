@@ -18,6 +18,7 @@ from preparation_corpora import (
 )
 from preparation_server import fake_source
 
+from speakernet.corpora.cnceleb import groups_of_length
 from speakernet.data.audio import audio_info, write_audio
 from speakernet.data.lists import read_model_trials, read_training_list, read_trials
 from tests.conftest import REPOSITORY
@@ -147,6 +148,13 @@ def test_cnceleb():
     before = {path: path.stat().st_mtime_ns for path in joined}
     assert run_data_prep("cnceleb", words) == 0
     assert {path: path.stat().st_mtime_ns for path in joined} == before
+
+
+@pytest.mark.parametrize(
+    ("seconds", "groups"), [([], []), ([1, 1], [[0, 1]]), ([3, 3, 1], [[0, 1, 2]])]
+)
+def test_groups_of_length(seconds, groups):
+    assert groups_of_length(seconds, 5) == groups
 
 
 @pytest.mark.parametrize("name", ["librispeech", "vctk", "common_voice", "cnceleb"])

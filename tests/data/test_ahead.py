@@ -1,8 +1,10 @@
 """A corpus larger than memory: the same samples read from the file, the next batches read ahead."""
 
 import logging
+import pickle
 import shutil
 import threading
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -48,8 +50,9 @@ def test_read_errors(corpora, monkeypatch, tmp_path):
     names = StringTable.from_strings([*NAMES[:11], "nobody.wav"])
     lookup = source.lookup_table(names)
     reader = source.rows(names, lookup)
-    planner = BatchMaker(reader, lookup.num_samples, seed=3)
-    requests = [BatchRequest(2, np.arange(12), np.zeros(12, np.int64), 1600, 0)]
+    speeds = (Fraction(1), Fraction(9, 10))
+    planner = BatchMaker(reader, lookup.num_samples, seed=3, speeds=speeds)
+    requests = [BatchRequest(2, np.arange(12), np.arange(12) % 2, 1600, 0)]
     with (corpus / SAMPLES).open("r+b") as file:
         file.truncate(20_000)
     problems = reader.fill(
@@ -75,6 +78,9 @@ def test_automatic_choice(corpora, monkeypatch, caplog, kind):
     ahead = loader_of(corpora, kind)
     assert isinstance(ahead.maker, ReadAhead) and not ahead.maker.reader.is_mapped
     assert "is larger than" in caplog.text
+    again = pickle.loads(pickle.dumps(ahead.maker.reader))
+    assert not again.is_mapped
+    assert np.array_equal(again.samples[100:200], fits.maker.reader.samples[100:200])
     assert loading_facts(ahead).is_on_disk and not loading_facts(fits).is_on_disk
     for left, right in zip(fits, ahead, strict=True):
         assert torch.equal(left.waveforms, right.waveforms)

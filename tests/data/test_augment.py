@@ -309,6 +309,8 @@ def test_babble_of_a_resident_corpus(folders, random):
     made = augmenter(clean.clone(), epoch=0, rows=np.arange(60))
     assert_close(made, expected, atol=1e-5, rtol=1e-4)
     assert not torch.allclose(made, clean)
+    # The music and the noise, of nine clips each.
+    assert bytes_of_banks(banks, None, corpus) == 4 * sum(range(5000, 18_000, 1500))
 
 
 def test_rirs(tmp_path, caplog):
