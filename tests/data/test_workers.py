@@ -15,6 +15,7 @@ import torch
 from speakernet.data.batches import BatchMaker
 from speakernet.data.sharing import SharedMemoryError
 from speakernet.data.workers import WorkerDied, Workers
+from tests.conftest import REPOSITORY
 from tests.data.loaders import make_loader
 
 OWNER = """
@@ -136,7 +137,7 @@ def test_too_little_shared_memory(tiny_corpus, monkeypatch):
 def test_end_of_the_parent(tiny_corpus, end):
     command = [sys.executable, "-c", OWNER, str(tiny_corpus)]
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as owner:
         assert owner.stdout is not None and owner.stdin is not None
         assert owner.stdout.readline() == "ready\n"
