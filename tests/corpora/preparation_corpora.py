@@ -6,7 +6,6 @@ import hashlib
 import io
 import os
 import subprocess
-import sys
 import tarfile
 import zipfile
 from typing import NamedTuple
@@ -22,20 +21,21 @@ PATTERN = "spk{speaker}/{utterance}.wav"
 SCRIPTS = REPOSITORY / "data_prep"
 
 
-def run_data_prep(name, *arguments):
-    """Run a part of `speakernet prepare`, as its script in data_prep/ does; the exit code. An
-    argument that is text may hold several words.
+def run_data_prep(name, *arguments, status=0):
+    """Run a part of `speakernet prepare`, as its script in data_prep/ does; it must end with this
+    status. An argument that is text may hold several words.
     """
     words = ["prepare", name]
     for argument in arguments:
         words += argument.split() if isinstance(argument, str) else [str(argument)]
-    return main(words)
+    ended = main(words)
+    assert ended == status, f"status {ended}: {words}"
 
 
 def run_in_own_session(*arguments):
     """`run_data_prep` in its own session, so that it can be killed together with its ffmpeg."""
     os.setsid()
-    sys.exit(run_data_prep(*arguments))
+    run_data_prep(*arguments)
 
 
 def write_voices(root, speakers, utterances, pattern=PATTERN, seconds=0.6, take=0):
