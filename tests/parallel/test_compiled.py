@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from speakernet.models.layers import Trunk
 from speakernet.training.compiling import enable_gradient_checkpointing
 from speakernet.training.options import RuntimeOptions
 from tests.parallel.several import in_several
@@ -36,6 +37,7 @@ class Block(nn.Module):
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
+        self.trunk = Trunk()
         self.stem = nn.Conv1d(1, 4, 16, 8)
         self.blocks = nn.Sequential(Block(), Block())
         self.last = nn.Linear(4, 8)
