@@ -64,7 +64,7 @@ def test_vctk():
         pattern = (
             "wav48_silence_trimmed/p{speaker}/p{speaker}_00{utterance}_" + microphone + ".flac"
         )
-        write_voices(root, 10, 3, pattern, 0.6)
+        write_voices(root, 10, 3, pattern)
     genders = "\n".join(f"p{row}  23  {'F' if row % 2 else 'M'}    English" for row in range(10))
     (root / "speaker-info.txt").write_text("ID  AGE  GENDER  ACCENTS\n" + genders)
     run_data_prep("vctk", "--save_path . --same_gender --test_share 0")
@@ -97,8 +97,8 @@ def make_cnceleb(root):
         samples = voices[6.0 if row == 3 and session == "singing-01" else 2.0]
         write_audio(root / f"CN-Celeb_flac/data/id0000{speaker}/{session}-{row:03}.flac", samples)
     evaluation = root / "CN-Celeb_flac" / "eval"
-    write_voices(evaluation, 2, 1, "enroll/id0000{speaker}-enroll.flac", 0.6)
-    write_voices(evaluation, 2, 2, "test/id0000{speaker}-singing-0{utterance}.flac", 0.6)
+    write_voices(evaluation, 2, 1, "enroll/id0000{speaker}-enroll.flac")
+    write_voices(evaluation, 2, 2, "test/id0000{speaker}-singing-0{utterance}.flac")
     (evaluation / "lists").mkdir()
     enrolled = "".join(f"id0000{row}-enroll enroll/id0000{row}-enroll.wav\n" for row in range(2))
     (evaluation / "lists" / "enroll.lst").write_text(enrolled)
@@ -166,13 +166,8 @@ def test_wrong_folder(tmp_path, capsys, name):
 def test_cnceleb_download():
     make_cnceleb(Path("made"))
     first = tar_tree(Path("made"))
-    write_voices(
-        Path("second"),
-        3,
-        3,
-        "CN-Celeb2_flac/data/id1000{speaker}/vlog-01-00{utterance}.flac",
-        0.6,
-    )
+    pattern = "CN-Celeb2_flac/data/id1000{speaker}/vlog-01-00{utterance}.flac"
+    write_voices(Path("second"), 3, 3, pattern)
     second = tar_tree(Path("second"))
     parts = parts_of(second, "cn-celeb2_v2.tar.gz", 3)
     files = {"cn-celeb_v2.tar.gz": first, **parts}

@@ -218,7 +218,7 @@ def test_splits_that_share_speakers(out, split_folder, capsys):
     prepare(split_folder, out, status=1)
     errors = capsys.readouterr().err
     assert "first: a1" in errors and "--layout pooled" in errors
-    assert not (out).exists()
+    assert not out.exists()
 
 
 def test_splits_beside_speakers(out, split_folder, capsys):
@@ -250,7 +250,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused_folders(root, out, capsys, case):
     pattern, options, word = REFUSED[case]
-    write_voices(root, 2, 3, pattern, 0.6)
+    write_voices(root, 2, 3, pattern)
     if word == "rename":
         (root / "a0b").rename(root / "a b")
         (root / "a1b").rename(root / "a_b")
@@ -258,7 +258,7 @@ def test_refused_folders(root, out, capsys, case):
         root = root.with_name("nothing")
     prepare(root, out, options, status=1)
     assert word in capsys.readouterr().err
-    assert not (out).exists()
+    assert not out.exists()
 
 
 def test_converted_files_keep_their_split(out, split_folder, ffmpeg, caplog):
@@ -285,7 +285,7 @@ def test_converted_files_keep_their_split(out, split_folder, ffmpeg, caplog):
 )
 def test_warnings(root, out, caplog, patterns, errors):
     for number, pattern in enumerate(patterns):
-        write_voices(root, 6, 3, pattern, 0.6, take=10 * number)
+        write_voices(root, 6, 3, pattern, take=10 * number)
     (root / "peter").mkdir()
     prepare(root, out)
     assert re.search("1 of 7 speakers' folders .*: peter", caplog.text)
