@@ -129,8 +129,8 @@ def test_copies_in_another_format(suffix):
     # A copy that begins a tenth of a second later, as after AAC; quieter, so that a FLAC has other
     # samples too.
     delayed = 0.9 * np.concatenate([np.zeros(1600, dtype=np.float32), syllables(0)])
-    soundfile.write(Path(f"a/3.{suffix}"), delayed, 16000)
-    soundfile.write(Path(f"c/3.{suffix}"), 0.9 * syllables(4), 16000)
+    soundfile.write(f"a/3.{suffix}", delayed, 16000)
+    soundfile.write(f"c/3.{suffix}", 0.9 * syllables(4), 16000)
     with TRAIN.open("a") as file:
         file.write(f"a a/3.{suffix}\n")
     with TRIALS.open("a") as file:

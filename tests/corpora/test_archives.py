@@ -17,12 +17,8 @@ from speakernet.corpora import archives
 from speakernet.corpora.archives import ArchiveError, extract, join_pieces
 from speakernet.corpora.steps import Folder, StepSummary, UnsafeNameError, checked_relative
 
-
-@pytest.fixture(autouse=True)
-def in_own_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
+OUT = Path("out")
 ODD_NAMES = [
     "a b/c'd\".wav",
     "-y.wav",
@@ -49,9 +45,6 @@ def make_tar(path, members):
 
 
 KINDS = pytest.mark.parametrize(("make", "kind"), [(make_zip, "a.zip"), (make_tar, "a.tar.gz")])
-
-
-OUT = Path("out")
 
 
 def unpack(name, **options):
