@@ -112,7 +112,7 @@ def _shortened(config: Config, folder: Path, num_batches: int) -> tuple[Config, 
     list.
     """
     training = read_training_list(config.data.train_list)
-    most = num_batches * config.data.batch_size * config.data.utterances_per_speaker
+    most = num_batches * config.data.utterances_per_batch
     if len(training) <= most:
         return config, 1.0
     # A random part, with the same seed on both sides: the first rows of a list are often one
@@ -161,7 +161,7 @@ def our_epoch(config: Config, folder: Path) -> Epoch:
     validate = build_validation(config, inputs, net)
     trainer = build_trainer(config, Parts(net, loss, loader, inputs.device), validate, folder)
     utterances = len(read_training_list(config.data.train_list))
-    in_batch = config.data.batch_size * config.data.utterances_per_speaker
+    in_batch = config.data.utterances_per_batch
 
     def train() -> int:
         trainer.train_epoch()

@@ -1,8 +1,7 @@
 """The stages of a run and its optional initial model.
 
 The run starts from the initial model's network, and the two are compared at the end. Each stage
-continues training with its own options, all but the first in a subfolder of the run. The table of
-learning rates and margins needs no data.
+continues training with its own options, all but the first in a subfolder of the run.
 """
 
 import contextlib
@@ -10,10 +9,9 @@ import dataclasses
 import functools
 import gc
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +20,7 @@ from speakernet import distributed
 from speakernet.assembly.data import build_training_loader, loading_facts, reserved_for_training
 from speakernet.assembly.evaluation import scores_of_model
 from speakernet.assembly.inputs import Inputs, chosen_by_validation
-from speakernet.assembly.training import Parts, Validate, build_loss, build_schedules, build_trainer
+from speakernet.assembly.training import Parts, Validate, build_loss, build_trainer
 from speakernet.checkpoint import read_checkpoint, read_own_checkpoint
 from speakernet.config import ConfigError
 from speakernet.config.loading import save_config
@@ -39,7 +37,7 @@ from speakernet.models.model_file import is_model_file, load_initial_weights
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.random import derive_seed
 from speakernet.run_folder import AVERAGE, BEST, CHECKPOINTS, CONFIG, LAST, stage_folder
-from speakernet.terminal import counted, text_table
+from speakernet.terminal import counted
 from speakernet.training.checkpoints import adopt_better, find_checkpoint, set_aside_older
 from speakernet.training.optimizers import WeightAverage
 from speakernet.training.options import LARGEST_SEED
@@ -469,75 +467,3 @@ def _load_evaluated_weights(
         )
         average.swap()
         logger.info("starting from the moving average of the previous stage's weights")
-
-
-SHOWN_STEPS = 2_000_000
-"""Steps of an epoch in a table of the schedule, which is made before the list is read.
-
-So many that the last step of an epoch has the rate at its end, but for a schedule that falls there.
-"""
-
-
-class ScheduledEpoch(NamedTuple):
-    """Learning rate and margin of the first and last step of an epoch, counted from 1.
-
-    There is no margin if the loss has none.
-    """
-
-    stage: str
-    epoch: int
-    learning_rates: tuple[float, float]
-    margins: tuple[float, float] | None
-
-
-def scheduled_epochs(config: Config) -> list[ScheduledEpoch]:
-    """For each stage, the first and last epochs, the end of warm-up, and start, middle and end of
-    the margin ramp.
-    """
-    scheduled = []
-    for name, stage in stages_of(config).items():
-        # The schedules of a real run, because a second formula could differ from them. Two
-        # speakers, because no list is read.
-        schedules = build_schedules(stage, build_loss(stage, 2), SHOWN_STEPS)
-        rate = schedules.learning_rate
-        margin = schedules.margin
-        for epoch in _shown_epochs(stage):
-            # The next step belongs to the next epoch, in which a step schedule may have fallen.
-            first = epoch * SHOWN_STEPS
-            last = first + SHOWN_STEPS - 1
-            margins = (margin(first), margin(last)) if margin else None
-            scheduled.append(ScheduledEpoch(name, epoch + 1, (rate(first), rate(last)), margins))
-    return scheduled
-
-
-def _shown_epochs(config: Config) -> list[int]:
-    """Epochs at which rate or margin change their course, counted from 0."""
-    schedule = config.schedule
-    num_epochs = config.training.max_epochs
-    epochs = {0, num_epochs - 1, max(0, math.ceil(schedule.warmup_epochs) - 1)}
-    if schedule.margin != "constant":
-        begin = schedule.margin_begin_epoch
-        end = schedule.margin_end_epoch
-        epochs |= {int(begin), int((begin + end) / 2), math.ceil(end) - 1, math.ceil(end)}
-    # A ramp may end after the run does.
-    return sorted(epochs & set(range(num_epochs)))
-
-
-def schedule_table(config: Config) -> str:
-    """`scheduled_epochs` as a table of text."""
-    rows = [("epoch", "learning rate", "margin")]
-    for epoch in scheduled_epochs(config):
-        name = f"{epoch.epoch} of the {epoch.stage} stage" if epoch.stage else str(epoch.epoch)
-        margins = _span(epoch.margins) if epoch.margins else "none"
-        rows.append((name, _span(epoch.learning_rates), margins))
-    lines = text_table(rows)
-    if config.schedule.name == "plateau":
-        lines.append(
-            "plateau: multiplies the rate by schedule.decay whenever the EER stops falling, which "
-            "is not shown here"
-        )
-    return "\n".join(lines)
-
-
-def _span(values: tuple[float, float]) -> str:
-    return " to ".join(dict.fromkeys(f"{value:.3g}" for value in values))
