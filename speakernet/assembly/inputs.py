@@ -18,6 +18,7 @@ import torch
 from speakernet import distributed
 from speakernet.config import Config, ConfigError
 from speakernet.config.schema import with_options
+from speakernet.corpora.pairs import hold_out
 from speakernet.corpora.synthetic import is_synthetic, make_corpus
 from speakernet.data.batches import speed_fractions
 from speakernet.data.lists import (
@@ -130,8 +131,7 @@ class Inputs:
 
     def trial_lists(self) -> list[TrialInput]:
         """All trial lists of a training run; some may be the same."""
-        beside = self.beside(self.test) if self._data.test_lists else {}
-        return [self.validation, self.test, *beside.values()]
+        return [self.validation, self.test, *self.beside(self.test).values()]
 
     def corpus_facts(self) -> dict[str, Any]:
         """What the network is trained on, as plain values for its model file."""
@@ -160,10 +160,9 @@ class Inputs:
         }
         if self.enrolment:
             checksums["data.enrolment_list (SHA-256)"] = self.enrolment
-        if self._data.test_lists:
-            for name, (trials, source) in self._named.items():
-                checksums[f"data.test_lists.{name} (SHA-256)"] = trials.sha256
-                checksums[f"the audio of data.test_lists.{name}"] = source.identity
+        for name, (trials, source) in self._named.items():
+            checksums[f"data.test_lists.{name} (SHA-256)"] = trials.sha256
+            checksums[f"the audio of data.test_lists.{name}"] = source.identity
         if not of_training:
             return checksums
         training = self.training
@@ -253,9 +252,6 @@ class Inputs:
     @functools.cached_property
     def _held_out(self) -> tuple[TrainingInput, TrialInput]:
         """The training list split by `data.validation_speakers`."""
-        # Late: a run with its own validation list makes no trials.
-        from speakernet.corpora.pairs import hold_out
-
         # The split comes before any other use of the list, so that classes, mean embedding and
         # cohort are without the held-out speakers.
         rows, source = self.listed.rows, self.listed.source

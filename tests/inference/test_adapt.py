@@ -10,7 +10,6 @@ import torch
 
 import speakernet
 from speakernet.assembly.evaluation import run_evaluation
-from speakernet.assembly.in_browser import RUNTIME, page_files
 from speakernet.assembly.inputs import Inputs
 from speakernet.checkpoint import read_checkpoint, write_checkpoint
 from speakernet.config import load_config
@@ -20,6 +19,7 @@ from speakernet.evaluation import adaptation, embedding
 from speakernet.evaluation.metrics import eer
 from speakernet.inference.adapt import AS_IT_IS, adapt, cross_validate, embed_domain
 from speakernet.inference.people import StoreError
+from speakernet.inference.serve.in_browser import RUNTIME, page_files
 from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
 from tests.tiny_recipe import write_recipe
@@ -246,7 +246,7 @@ def test_telephones(voices, tmp_path, monkeypatch, call):
     for name in RUNTIME:
         (tmp_path / name).touch()
     with pytest.raises(ValueError, match=r"m.adapted.pt: .* repeated to 16 s"):
-        page_files(done.path, tmp_path)
+        page_files(done.path, tmp_path, [])
     # Adapted again, it starts from the network alone; nothing tells these wide-band recordings from
     # others.
     again = adapt(done.path, [voices], out=tmp_path / "again.pt", method="mean")
