@@ -6,10 +6,10 @@ get it: from the model file, otherwise from the lists of the configuration. Only
 the end of training writes to the model file.
 """
 
-import dataclasses
 import functools
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -101,18 +101,16 @@ def build_validation(
         prepared[name] = _prepare_validation(config, inputs.device, trial_list)
     embedder = build_embedder(config, net, inputs.device, section.validation_precision)
     # A validation may take minutes, longer than a cluster waits for a job that it stops.
-    forward = dataclasses.replace(embedder.forward, is_stopped=is_stopped)
-    embedder = dataclasses.replace(embedder, forward=forward)
-    at_the_end = {
-        "subtract_mean": section.subtract_mean,
-        "plda": section.plda,
-        "score_norm": section.score_norm != "none",
-    }
-    if any(at_the_end.values()):
+    forward = replace(embedder.forward, is_stopped=is_stopped)
+    embedder = replace(embedder, forward=forward)
+    at_the_end = []
+    for name in ("subtract_mean", "plda", "score_norm"):
+        if getattr(section, name) not in (False, "none"):
+            at_the_end.append(f"evaluation.{name}")
+    if at_the_end:
         # Mean and cohort change with the network, so validation does without them.
-        options = [f"evaluation.{name}" for name, is_set in at_the_end.items() if is_set]
         logger.info(
-            "validation uses plain scores; only the final figures use %s", ", ".join(options)
+            "validation uses plain scores; only the final figures use %s", ", ".join(at_the_end)
         )
     unions = Unions()
 
@@ -131,12 +129,12 @@ def build_validation(
         if len(prepared) > 1:
             pairs = [(prepared[name].trials.recordings, prepared[name].source) for name in due]
             together = one_pass(pairs, unions)
-            used = dataclasses.replace(embedder, embed_with=together)
+            used = replace(embedder, embed_with=together)
         results = {name: evaluate(used, *prepared[name]).results for name in due}
         # No plot uses the DET band of a validation, which would make each record ten times as long.
-        chosen_by = dataclasses.replace(results.pop(""), det_band=None)
+        chosen_by = replace(results.pop(""), det_band=None)
         rows = {name: result.as_row(name) for name, result in results.items()}
-        figures = dataclasses.replace(chosen_by, test_lists=rows or None).to_dict()
+        figures = replace(chosen_by, test_lists=rows or None).to_dict()
         return {**figures, "trials_checksum": prepared[""].trials.checksum}
 
     return validate
@@ -208,15 +206,13 @@ def run_evaluation(
     shared = one_pass([(listed.trials.recordings, listed.source) for listed in lists.values()], {})
     evaluations = {}
     for name, listed in lists.items():
-        embedder = dataclasses.replace(parts.embedder, embed_with=shared)
+        embedder = replace(parts.embedder, embed_with=shared)
         if name and embedder.stores:
             # Stores of other lists are searched too, because lists share recordings.
-            store = evaluation_folder(Path(config.training.save_path), name) / EMBEDDINGS
-            embedder = dataclasses.replace(embedder, stores=(store, *embedder.stores))
+            store = evaluation_folder(config.run_folder, name) / EMBEDDINGS
+            embedder = replace(embedder, stores=(store, *embedder.stores))
         speakers = speakers_of(listed.trials, section.speaker_table)
-        evaluation = evaluate(
-            embedder, parts.backend, listed.trials, listed.source, speakers, seed, parts.calibration
-        )
+        evaluation = evaluate(embedder, parts.backend, *listed, speakers, seed, parts.calibration)
         if not evaluation.results.why_no_eer:
             # Every rank takes part, because the ranks share the embedding. The metadata describe
             # the reported list only, and each step of a sweep embeds the list again.
@@ -235,11 +231,11 @@ def run_evaluation(
             # The command's last line says this too: it is how the demo is meant to end.
             level = logging.INFO if warning == SYNTHETIC_ONLY else logging.WARNING
             logger.log(level, "%s%s", f"{name}: " if name else "", warning)
-        evaluations[name] = dataclasses.replace(evaluation, results=results)
+        evaluations[name] = replace(evaluation, results=results)
     reported = evaluations.pop("")
     rows = {name: other.results.as_row(name) for name, other in evaluations.items()}
-    results = dataclasses.replace(reported.results, test_lists=rows or None)
-    return dataclasses.replace(reported, results=results, others=evaluations)
+    results = replace(reported.results, test_lists=rows or None)
+    return replace(reported, results=results, others=evaluations)
 
 
 def scores_of_model(config: Config, inputs: Inputs, model_path: str | Path) -> np.ndarray:
@@ -263,22 +259,20 @@ def prepare_scoring(
     listed = _calibration_trials(config, inputs, after_training=after_training)
     described = parts.backend.describe(parts.embedder.options)
     kept = next((fit for fit in parts.fits_in_file if fit["backend"] == described), None)
-    keeps_others = False
-    if listed and after_training:
-        keeps_others = _keeps_other_fits(parts, listed.trials)
-    if listed is not None and (kept is None or not keeps_others):
-        for_decisions = after_training and not keeps_others
-        return calibrate(parts, *listed, for_decisions=for_decisions)
+    if listed is not None:
+        writes = after_training and not _has_other_fits(parts, listed.trials)
+        if writes or kept is None or not after_training:
+            return calibrate(parts, *listed, for_decisions=writes)
     if kept is None:
         return parts
-    return dataclasses.replace(
+    return replace(
         parts,
         calibration=AffineCalibration.from_dict(kept),
         fitted_on=kept.get("list_sha256") or "",
     )
 
 
-def _keeps_other_fits(parts: ScoringParts, trials: TrialList) -> bool:
+def _has_other_fits(parts: ScoringParts, trials: TrialList) -> bool:
     """Whether the model file has calibrations fitted on other lists; logs them."""
     # A finished run that is started again must not replace what `speakernet calibrate` has fitted
     # since.
@@ -323,7 +317,7 @@ def _uncalibrated(
         if lack := lack_of_mean(contents, section):
             measured = _measured_mean(embedder, inputs, seed, lack)
         mean = np.asarray({**contents, **measured}["embedding_mean"], dtype=np.float32)
-    backend = dataclasses.replace(
+    backend = replace(
         backend,
         options=section,
         is_normalised=bool(contents["loss_normalizes"]),
@@ -334,13 +328,13 @@ def _uncalibrated(
         cohort, name, known_speakers["cohort"] = embed_cohort(
             embedder, mean, *cohort_of(config, inputs), seed
         )
-        backend = dataclasses.replace(backend, cohort=cohort, cohort_name=name)
+        backend = replace(backend, cohort=cohort, cohort_name=name)
     return ScoringParts(
         path,
         contents,
         {
             "model": spec["model"],
-            "num_parameters": sum(parameter.numel() for parameter in model.net.parameters()),
+            "num_parameters": model.net.num_parameters,
             "front_end": spec["front_end"],
         },
         embedder,
@@ -357,8 +351,7 @@ def _measured_mean(embedder: Embedder, inputs: Inputs, seed: int, lack: str) -> 
             f"subtract_mean: the model file has {lack}, and there is no training list to measure "
             "it on; set --train_list and --train_path, or evaluation.subtract_mean: false"
         )
-    training = inputs.training
-    return measure_mean(embedder, training.rows, training.source, seed)
+    return measure_mean(embedder, *inputs.training, seed)
 
 
 def _embedder_of(
@@ -369,15 +362,15 @@ def _embedder_of(
     embedder = build_embedder(config, net, inputs.device, config.evaluation.precision)
     # In 16 bits, folding would round the weights a second time.
     if embedder.precision == "no":
-        embedder = dataclasses.replace(embedder, net=folded(net))
+        embedder = replace(embedder, net=folded(net))
     if not config.evaluation.keep_embeddings:
         return embedder
-    run = Path(config.training.save_path)
+    run = config.run_folder
     folder = run if after_training else evaluation_folder(run, config.data.test_list)
     # Shared lists, such as the cohort, reuse embeddings of the run and of its other evaluations.
     shared = (run / EMBEDDINGS, *sorted((run / EVALUATIONS).glob(f"*/{EMBEDDINGS}")))
     digest = weights_digest(model.contents["weights"]) + str(net.spec())
-    return dataclasses.replace(embedder, stores=(folder / EMBEDDINGS, *shared), model_digest=digest)
+    return replace(embedder, stores=(folder / EMBEDDINGS, *shared), model_digest=digest)
 
 
 def _calibration_trials(
@@ -428,7 +421,7 @@ def cohort_of(config: Config, inputs: Inputs) -> tuple[TrainingList, AudioSource
     elif data.validation_list != data.test_list and Path(data.validation_list).is_file():
         used_by.append(inputs.trials(data.validation_list))
     left_out = speakers_to_leave_out(cohort.rows, used_by, section.score_norm)
-    return cohort.rows, cohort.source, left_out
+    return *cohort, left_out
 
 
 def load_for_scoring(config: Config, path: str | Path) -> ModelFile:

@@ -5,11 +5,11 @@ continues training with its own options, all but the first in a subfolder of the
 """
 
 import contextlib
-import dataclasses
 import functools
 import gc
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,7 @@ def refuse_other_network(config: Config, net: SpeakerNet) -> dict[str, str]:
     """
     # Rank 0 writes the run folder; other machines may not see it. Every rank must take part, with
     # or without a model.
-    is_resumed = distributed.from_main((Path(config.training.save_path) / LAST).exists)
+    is_resumed = distributed.from_main((config.run_folder / LAST).exists)
     if not config.training.initial_model:
         return {}
     path = Path(config.training.initial_model)
@@ -147,7 +147,7 @@ def begin_with_initial_model(
     if not config.training.initial_model:
         return None
     path = Path(config.training.initial_model)
-    resumed = distributed.from_main(lambda: find_checkpoint(Path(config.training.save_path)))
+    resumed = distributed.from_main(lambda: find_checkpoint(config.run_folder))
     if resumed:
         logger.info(
             "initial model %s is not read, because the run resumes from %s", path, resumed[0]
@@ -210,12 +210,12 @@ def compared_with_initial_model(
             )
     for warning in warnings:
         logger.warning("%s", warning)
-    results = dataclasses.replace(
+    results = replace(
         results,
         initial_model={**facts, "sentences": sentences},
         warnings=[*(results.warnings or []), *warnings],
     )
-    return dataclasses.replace(evaluation, results=results)
+    return replace(evaluation, results=results)
 
 
 def _compare(
@@ -290,7 +290,7 @@ class StagedRun:
         self.stop = stop
         self.changed_lists = changed_lists
         """Names of the lists whose contents have changed since the run was finished."""
-        run_folder = Path(config.training.save_path)
+        run_folder = config.run_folder
         self.folders = [run_folder]
         for number, (name, _) in enumerate(self.stages[1:], start=1):
             self.folders.append(stage_folder(run_folder, number, name))
@@ -346,7 +346,7 @@ class StagedRun:
                 advise=lambda share: data_wait_advice(share, loading_facts(loader)),
             )
             if name:
-                stage = dataclasses.replace(
+                stage = replace(
                     stage, name=f"{name} stage", more_epochs=f"epochs: {{}} in the {name} stage"
                 )
                 logger.info(

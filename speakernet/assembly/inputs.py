@@ -4,7 +4,6 @@ Stages, checks, validation, evaluation, mean embedding and cohort share them, be
 of a million rows takes a second, and reading its audio headers takes minutes.
 """
 
-import dataclasses
 import functools
 import logging
 import zlib
@@ -41,8 +40,7 @@ HEADER_THREADS = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class TrainingInput:
+class TrainingInput(NamedTuple):
     """A training list and its audio."""
 
     rows: TrainingList
@@ -245,8 +243,7 @@ class Inputs:
 
         parts = {}
         for name, corpus in self._data.corpora.items():
-            part = self.training_input(corpus.train_list, corpus.train_path)
-            parts[name] = part.rows, part.source
+            parts[name] = self.training_input(corpus.train_list, corpus.train_path)
         return TrainingInput(*join(parts, self._data))
 
     @functools.cached_property
@@ -254,7 +251,7 @@ class Inputs:
         """The training list split by `data.validation_speakers`."""
         # The split comes before any other use of the list, so that classes, mean embedding and
         # cohort are without the held-out speakers.
-        rows, source = self.listed.rows, self.listed.source
+        rows, source = self.listed
         split = hold_out(rows, self._data.validation_speakers, self._seed)
         trials = split.trials
         logger.info("%s: %d trials choose the best checkpoint", trials.source, len(trials))

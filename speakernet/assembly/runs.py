@@ -128,7 +128,7 @@ def _train_and_report(config: Config) -> TrainingOutcome:
     # and the command that started a run also resumes it. With several processes, every rank comes
     # through all of these lines. They may not see the same disks, so what rank 0 alone may know
     # passes through `from_main`, and what must be the same is compared before it matters.
-    run_folder = Path(config.training.save_path)
+    run_folder = config.run_folder
     prepare_machine(config)
     logger.debug("machine: %s", system_info())
     device = choose_device(config.runtime)
@@ -143,7 +143,7 @@ def _train_and_report(config: Config) -> TrainingOutcome:
     inputs = Inputs(config, device)
     check_inputs(config, inputs, net)
     refuse_differences({**inputs.checksums(), **initial_model})
-    million = sum(parameter.numel() for parameter in net.parameters()) / 1e6
+    million = net.num_parameters / 1e6
     epochs = counted(config.training.max_epochs, "epoch")
     what = f"{config.model.name} ({million:.2f} million parameters) for {epochs}"
     logger.info("training %s in %s; the progress bar shows the time left", what, run_folder)
@@ -199,7 +199,7 @@ def _train_and_report(config: Config) -> TrainingOutcome:
 
 def _send_results(config: Config, results: Results, summary: Mapping[str, Any]) -> None:
     """Send the figures of the test, its plots and the model to the trackers."""
-    run_folder = Path(config.training.save_path)
+    run_folder = config.run_folder
     plots = [run_folder / PLOTS / f"{name}.png" for name in PLOTS_OF_ERRORS]
     figures = {name: value for name, value in results.to_dict().items() if name in TEST_FIGURES}
     steps = int(summary["steps"])
@@ -215,7 +215,7 @@ def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, list[Path]]:
     """
     refuse_differences({"the command": "scoring (--eval)"})
     config = loaded.config
-    run_folder = Path(config.training.save_path)
+    run_folder = config.run_folder
     model = Path(config.training.initial_model or run_folder / BEST)
     if not distributed.from_main(model.is_file):
         raise ConfigError(
@@ -283,7 +283,7 @@ def check_options(config: Config) -> list[Finding]:
 
 def _space_findings(config: Config, net: SpeakerNet) -> list[Finding]:
     """An error if the disk lacks space for the checkpoints of a run."""
-    folder = Path(config.training.save_path).absolute()
+    folder = config.run_folder.absolute()
     weights = sum(weight.numel() * weight.element_size() for weight in net.parameters())
     # Weights, two optimizer moments, and the average. A lower bound, because the head comes on top.
     last = weights * (3 + (config.training.ema_decay > 0))

@@ -88,7 +88,7 @@ def prepare_machine(config: Config) -> None:
 def build_model(config: Config) -> SpeakerNet:
     """Build the configured network with fresh weights."""
     model = config.model
-    best = Path(config.training.save_path) / BEST
+    best = config.run_folder / BEST
     if best.is_file():
         # A pretrained backbone whose folder is gone can be read from the run's own model.
         model = model.model_copy(update={"options": model.options.with_spare(str(best))})

@@ -45,7 +45,6 @@ def run(arguments: argparse.Namespace) -> list[str]:
     ]
     for key, value in source.items():
         rows.append(("backbone" if key == "name" else f"backbone {key}", _value(value)))
-    num_parameters = sum(parameter.numel() for parameter in net.parameters())
     mean = "none"
     if contents.get("embedding_mean") is not None:
         length = math.sqrt(float(contents["embedding_mean"].square().sum()))
@@ -59,7 +58,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
         calibrated = f"yes; {model.rule.caution}".removesuffix("; ")
     rows += [
         ("front end", f"{front_end['name']} {_options(front_end['options'])}"),
-        ("parameters", f"{num_parameters:,}"),
+        ("parameters", f"{net.num_parameters:,}"),
         ("embedding", f"{net.embedding_dim}-dimensional"),
         ("sample rate", f"{net.sample_rate} Hz"),
         ("adaptation", _options(contents.get("adaptation") or {})),

@@ -137,7 +137,7 @@ def push(path: str | Path, name: str, *, licence: str, is_private: bool) -> str:
         model=net.model_name,
         dim=net.embedding_dim,
         rate=net.sample_rate,
-        parameters=sum(weight.numel() for weight in net.parameters()),
+        parameters=net.num_parameters,
         licence=summary.get("licence", "not given").lower().replace("not given", "unknown"),
         facts="\n".join(facts),
     )
