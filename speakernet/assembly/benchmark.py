@@ -29,7 +29,6 @@ from speakernet.data.batches import ReadyCrops
 from speakernet.data.lists import read_training_list
 from speakernet.data.loader import Batch, TrainingLoader
 from speakernet.data.options import DataOptions
-from speakernet.machine.device import choose_device
 from speakernet.training.batch_size import BatchSizeFinder
 from speakernet.training.optimizers import create_optimizer
 from speakernet.training.step import TrainingStep
@@ -51,8 +50,7 @@ def measure(config: Config, num_batches: int) -> dict[str, Any]:
     `training`.
     """
     config = make_synthetic_corpus(config)
-    prepare_machine(config)
-    inputs = Inputs(config, choose_device(config.runtime))
+    inputs = Inputs(config, prepare_machine(config))
     with contextlib.closing(build_training_loader(config, inputs)) as loader:
         batches = _endless(loader)
         for _ in range(WARM_STEPS[loader.device.type]):
@@ -142,8 +140,7 @@ def find_batch_size(
             f"found batch sizes {min_batch_size} to {max_batch_size}; expected 1 <= smallest <= "
             "largest"
         )
-    prepare_machine(config)
-    device = choose_device(config.runtime)
+    device = prepare_machine(config)
     precision = build_precision(config, device)
     num_classes = config.data.num_classes or DEFAULT_CLASSES
     net = build_model(config).to(device).train()

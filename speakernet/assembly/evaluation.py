@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,13 +29,13 @@ from speakernet.evaluation.calibration import (
 )
 from speakernet.evaluation.cohort import (
     embed_cohort,
-    lack_of_mean,
-    measure_mean,
+    mean_entries,
     plain_names,
     speakers_to_leave_out,
 )
 from speakernet.evaluation.embedding import (
     Embedder,
+    EmbeddingNet,
     Forward,
     Unions,
     one_pass,
@@ -72,9 +72,6 @@ from speakernet.models.speaker_net import folded
 from speakernet.run_folder import EMBEDDINGS, EVALUATIONS, evaluation_folder
 from speakernet.training.precision import DTYPES, choose_precision
 
-if TYPE_CHECKING:
-    from speakernet.evaluation.embedding import EmbeddingNet
-
 logger = logging.getLogger(__name__)
 
 VALIDATION_DRAWS = 100
@@ -86,7 +83,7 @@ latter (2 s)."""
 def build_validation(
     config: Config,
     inputs: Inputs,
-    net: "EmbeddingNet",
+    net: EmbeddingNet,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> Callable[[int], dict[str, Any]]:
     """Return a function of the epoch that evaluates the network on the validation list or a fixed
@@ -222,10 +219,7 @@ def run_evaluation(
             )
         results = evaluation.results
         if after_training:
-            training = inputs.training
-            results = with_training_lists(
-                results, training.rows, inputs.validation.trials, training.table
-            )
+            results = with_training_lists(results, *inputs.training, inputs.validation.trials)
         results = with_provenance(results, listed.trials, speakers, parts)
         for warning in results.warnings or []:
             # The command's last line says this too: it is how the demo is meant to end.
@@ -314,8 +308,7 @@ def _uncalibrated(
     mean = None
     # An adaptation subtracts its own mean.
     if section.subtract_mean and not contents.get("adaptation"):
-        if lack := lack_of_mean(contents, section):
-            measured = _measured_mean(embedder, inputs, seed, lack)
+        measured = mean_entries(contents, embedder, inputs.training_if_listed, seed)
         mean = np.asarray({**contents, **measured}["embedding_mean"], dtype=np.float32)
     backend = replace(
         backend,
@@ -343,15 +336,6 @@ def _uncalibrated(
         measured=measured,
         warnings=warnings,
     )
-
-
-def _measured_mean(embedder: Embedder, inputs: Inputs, seed: int, lack: str) -> dict[str, Any]:
-    if not inputs.has_training_list():
-        raise ValueError(
-            f"subtract_mean: the model file has {lack}, and there is no training list to measure "
-            "it on; set --train_list and --train_path, or evaluation.subtract_mean: false"
-        )
-    return measure_mean(embedder, *inputs.training, seed)
 
 
 def _embedder_of(
@@ -438,7 +422,7 @@ def load_for_scoring(config: Config, path: str | Path) -> ModelFile:
 
 
 def build_embedder(
-    config: Config, net: "EmbeddingNet", device: torch.device, wanted: str
+    config: Config, net: EmbeddingNet, device: torch.device, wanted: str
 ) -> Embedder:
     """An embedder with the options of section evaluation, in the `wanted` precision (auto: the
     training precision).

@@ -121,6 +121,10 @@ class Inputs:
         lists = [corpus.train_list for corpus in data.corpora.values()] or [data.train_list]
         return all(path and Path(path).exists() for path in lists)
 
+    def training_if_listed(self) -> TrainingInput | None:
+        """The training list, unless its file is missing."""
+        return self.training if self.has_training_list() else None
+
     @property
     def enrolment(self) -> str:
         """SHA-256 of the enrolment list; empty without one."""

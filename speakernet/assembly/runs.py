@@ -39,7 +39,7 @@ from speakernet.evaluation.evaluate import Evaluation
 from speakernet.evaluation.provenance import earlier_report, with_earlier_lists
 from speakernet.evaluation.results import Results
 from speakernet.files import human_bytes, sha256_of
-from speakernet.machine.device import choose_device, find_device
+from speakernet.machine.device import find_device
 from speakernet.machine.facts import system_info, usable_cores
 from speakernet.models.model_file import voices_caution
 from speakernet.models.speaker_net import SpeakerNet
@@ -129,9 +129,8 @@ def _train_and_report(config: Config) -> TrainingOutcome:
     # through all of these lines. They may not see the same disks, so what rank 0 alone may know
     # passes through `from_main`, and what must be the same is compared before it matters.
     run_folder = config.run_folder
-    prepare_machine(config)
+    device = prepare_machine(config)
     logger.debug("machine: %s", system_info())
-    device = choose_device(config.runtime)
     # Before the network is built, because its weights are drawn from torch's global generator.
     seed_everything(config.runtime.seed)
     net = build_model(config)
@@ -224,10 +223,10 @@ def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, list[Path]]:
             "--trials LIST`"
         )
     refuse_differences(_compared_options(config))
-    prepare_machine(config)
+    device = prepare_machine(config)
     logger.debug("machine: %s", system_info())
     config = with_default_paths(make_synthetic_corpus(config))
-    inputs = Inputs(config, choose_device(config.runtime))
+    inputs = Inputs(config, device)
     # On another machine, a different file may have this path.
     weights = sha256_of(model) if model.is_file() else "no such file"
     refuse_differences({**inputs.checksums(of_training=False), f"{model} (SHA-256)": weights})

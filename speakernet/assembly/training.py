@@ -31,7 +31,7 @@ from speakernet.frontend.perturbation import keep_draws_eager
 from speakernet.losses.classification import SpeakerLoss
 from speakernet.losses.options import LOSSES
 from speakernet.losses.sharded import shard_head
-from speakernet.machine.device import find_device
+from speakernet.machine.device import choose_device, find_device
 from speakernet.machine.settings import optimize_torch_settings
 from speakernet.models.layers import is_safe_in_channels_last
 from speakernet.models.model_file import model_file_contents
@@ -71,8 +71,10 @@ MIN_CROPS = 32
 recipes do."""
 
 
-def prepare_machine(config: Config) -> None:
-    """Apply the machine switches of `runtime` to torch, and choose where compiled code is kept."""
+def prepare_machine(config: Config) -> torch.device:
+    """Apply the machine switches of `runtime` to torch, choose where compiled code is kept, and
+    return the chosen device.
+    """
     # Unlike torch's own folder in /tmp it stays, so that a second run of a network compiles in
     # seconds. Before an optimizer is made, which imports the compiler.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(default_cache_folder() / "compiled"))
@@ -83,6 +85,7 @@ def prepare_machine(config: Config) -> None:
         varies_lengths=config.data.crop_frames_max > config.data.crop_frames,
     )
     logger.debug("torch settings: %s", applied)
+    return choose_device(config.runtime)
 
 
 def build_model(config: Config) -> SpeakerNet:

@@ -5,7 +5,7 @@ normalising scores.
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ import torch
 from speakernet.data.lists import TrainingList, TrialList
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation.embedding import Embedder, modes_of, way_of
-from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.scoring import MIN_COHORT, mean_embeddings, speaker_means
 from speakernet.evaluation.speakers import shared_speakers, some_of_each
 from speakernet.random import numpy_generator
@@ -27,40 +26,45 @@ MEAN_STREAM = 6202
 COHORT_STREAM = 6203
 
 
-def lack_of_mean(contents: Mapping[str, Any], options: EvaluationOptions) -> str:
-    """What a model file has instead of the mean for this way of embedding; empty if it has it."""
-    has_mean = contents.get("embedding_mean") is not None
-    kept_of = contents.get("embedding_mean_of")
-    described = _way_of_mean(options)
-    if has_mean and kept_of == described:
-        return ""
-    present = f"the mean of {kept_of or 'an unknown kind of embedding'}"
-    if not has_mean:
-        present = "no mean embedding"
-    return f"{present}, but scoring needs the mean of {described}"
+def mean_entries(
+    contents: Mapping[str, Any],
+    embedder: Embedder,
+    read_training: Callable[[], tuple[TrainingList, AudioSource] | None],
+    seed: int,
+) -> dict[str, Any]:
+    """The mean embedding of the training set as entries of a model file; empty if the file has
+    the mean of this way of embedding.
 
-
-def _way_of_mean(options: EvaluationOptions) -> dict[str, Any]:
+    Raises:
+        ValueError: the mean is needed, and there is no training list.
+    """
+    options = embedder.options
+    mode = modes_of(options)[0]
     # Crops have a different mean than whole recordings, so a mean is used only for embeddings made
     # in the way that it was measured on.
-    return way_of(options.model_copy(update={"embedding": modes_of(options)[0]}))
-
-
-def measure_mean(
-    embedder: Embedder, training: TrainingList, source: AudioSource, seed: int
-) -> dict[str, Any]:
-    """The mean embedding of a training list as entries of a model file."""
-    options = embedder.options
+    described = way_of(options.model_copy(update={"embedding": mode}))
+    has_mean = contents.get("embedding_mean") is not None
+    kept_of = contents.get("embedding_mean_of")
+    if has_mean and kept_of == described:
+        return {}
+    training = read_training()
+    if training is None:
+        present = "no mean embedding"
+        if has_mean:
+            present = f"the mean of {kept_of or 'an unknown kind of embedding'}"
+        raise ValueError(
+            f"subtract_mean: the model file has {present}, but scoring needs the mean of "
+            f"{described}, and there is no training list to measure it on; set --train_list "
+            "and --train_path, or evaluation.subtract_mean: false"
+        )
+    rows, source = training
     # A few thousand utterances are enough for a mean. They are drawn at random, because lists are
     # often sorted by speaker.
-    order = numpy_generator(seed, MEAN_STREAM).permutation(len(training))
-    names = training.paths.take(np.sort(order[: options.mean_utterances]))
-    embeddings, _ = embedder.embed(names, source, modes_of(options)[0], "training_mean")
+    order = numpy_generator(seed, MEAN_STREAM).permutation(len(rows))
+    names = rows.paths.take(np.sort(order[: options.mean_utterances]))
+    embeddings, _ = embedder.embed(names, source, mode, "training_mean")
     mean = embeddings.mean(axis=(0, 1), dtype=np.float64).astype(np.float32)
-    return {
-        "embedding_mean": torch.from_numpy(mean),
-        "embedding_mean_of": _way_of_mean(options),
-    }
+    return {"embedding_mean": torch.from_numpy(mean), "embedding_mean_of": described}
 
 
 def speakers_to_leave_out(

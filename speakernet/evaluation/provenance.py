@@ -14,8 +14,8 @@ import torch
 import speakernet
 from speakernet import distributed
 from speakernet.data.lists import TrainingList, TrialList
-from speakernet.data.lookup import LookupTable
 from speakernet.data.names import folders_of, one_word
+from speakernet.data.sources import AudioSource
 from speakernet.evaluation.calibration import FITTED_ON_REPORTED
 from speakernet.evaluation.evaluate import CALIBRATION_LIST, ScoringParts
 from speakernet.evaluation.figures import CHOSEN_ON_REPORTED, cautions
@@ -84,12 +84,13 @@ def with_provenance(
 
 
 def with_training_lists(
-    results: Results, training: TrainingList, validation: TrialList, table: LookupTable
+    results: Results, training: TrainingList, source: AudioSource, validation: TrialList
 ) -> Results:
     """Add the lists of the run, and how much speech the network was trained on."""
     lists = list(results.lists or [])
     for role, rows in (("training", training), ("validation", validation)):
         lists.append({"role": role, "name": Path(rows.source).name, "sha256": rows.sha256})
+    table = source.lookup_table(training.paths)
     num_samples = float(np.maximum(table.num_samples, 0).sum())
     amounts = {
         "speakers": len(training.speakers),

@@ -8,12 +8,11 @@ import functools
 import importlib
 import re
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from speakernet.checkpoint import CheckpointError, read_checkpoint
-from speakernet.files import free_name, read_yaml, sha256_of
+from speakernet.files import free_name, read_yaml_file, sha256_of
 from speakernet.models.importers import PUBLISHED, import_network
 from speakernet.models.model_file import load_model_file, model_file_contents
 
@@ -55,12 +54,7 @@ IN_CARD = (
 @functools.cache
 def catalogue() -> dict[str, dict[str, Any]]:
     """The published models by name, from published.yaml."""
-    return dict(
-        read_yaml(
-            resources.files(__package__).joinpath("published.yaml").read_text("utf-8"),
-            "published.yaml",
-        )
-    )
+    return dict(read_yaml_file(Path(__file__).with_name("published.yaml"), "published models"))
 
 
 def find_in_repository(
