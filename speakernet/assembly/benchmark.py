@@ -184,7 +184,6 @@ def find_batch_size(
 
 def count_utterances(data: DataOptions) -> int:
     """Utterances in the training lists; 0 if one is missing."""
-    lists = [corpus.train_list for corpus in data.corpora.values()] or [data.train_list]
-    if not all(path and Path(path).is_file() for path in lists):
+    if not all(path and Path(path).is_file() for path in data.train_lists):
         return 0
-    return sum(len(read_training_list(path)) for path in lists)
+    return sum(len(read_training_list(path)) for path in data.train_lists)

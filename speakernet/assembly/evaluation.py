@@ -252,9 +252,22 @@ def prepare_scoring(
     # another list than its own stays in the file: somebody may be deciding with it.
     listed = _calibration_trials(config, inputs, after_training=after_training)
     described = parts.backend.describe(parts.embedder.options)
-    kept = next((fit for fit in parts.fits_in_file if fit["backend"] == described), None)
+    # Newest first: an older fit may use the score alone, the newer one quality measures too.
+    fits = list(reversed((parts.in_file.get("calibration") or {}).get("fits", [])))
+    kept = next((fit for fit in fits if fit["backend"] == described), None)
     if listed is not None:
-        writes = after_training and not _has_other_fits(parts, listed.trials)
+        # A finished run that is started again must not replace what `speakernet calibrate` has
+        # fitted since.
+        others = [fit for fit in fits if fit.get("list_sha256") != listed.trials.sha256]
+        if others and after_training:
+            logger.warning(
+                "%s keeps the calibration fitted on %s; `speakernet calibrate --trials %s` "
+                "replaces it",
+                path,
+                ", ".join(sorted({str(fit.get("list") or "another list") for fit in others})),
+                listed.trials.source,
+            )
+        writes = after_training and not others
         if writes or kept is None or not after_training:
             return calibrate(parts, *listed, for_decisions=writes)
     if kept is None:
@@ -264,22 +277,6 @@ def prepare_scoring(
         calibration=AffineCalibration.from_dict(kept),
         fitted_on=kept.get("list_sha256") or "",
     )
-
-
-def _has_other_fits(parts: ScoringParts, trials: TrialList) -> bool:
-    """Whether the model file has calibrations fitted on other lists; logs them."""
-    # A finished run that is started again must not replace what `speakernet calibrate` has fitted
-    # since.
-    others = [fit for fit in parts.fits_in_file if fit.get("list_sha256") != trials.sha256]
-    if others:
-        names = ", ".join(sorted({str(fit.get("list") or "another list") for fit in others}))
-        logger.warning(
-            "%s keeps the calibration fitted on %s; `speakernet calibrate --trials %s` replaces it",
-            parts.path,
-            names,
-            trials.source,
-        )
-    return bool(others)
 
 
 def _uncalibrated(

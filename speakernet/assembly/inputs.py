@@ -117,9 +117,7 @@ class Inputs:
 
     def has_training_list(self) -> bool:
         """Whether the training list, or every list of several corpora, exists."""
-        data = self._data
-        lists = [corpus.train_list for corpus in data.corpora.values()] or [data.train_list]
-        return all(path and Path(path).exists() for path in lists)
+        return all(path and Path(path).exists() for path in self._data.train_lists)
 
     def training_if_listed(self) -> TrainingInput | None:
         """The training list, unless its file is missing."""
@@ -288,9 +286,7 @@ def make_synthetic_corpus(config: Config) -> Config:
     data = config.data
     augment = config.augment
     folder = data.synthetic_corpus
-    train_list = data.train_list
-    if data.corpora:
-        train_list = next(iter(data.corpora.values())).train_list
+    train_list = data.train_lists[0]
     if not folder:
         return config
     if train_list and data.test_list:

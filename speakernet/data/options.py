@@ -156,6 +156,11 @@ class DataOptions(Options):
     free."""
 
     @property
+    def train_lists(self) -> list[str]:
+        """The training list, or those of several corpora."""
+        return [corpus.train_list for corpus in self.corpora.values()] or [self.train_list]
+
+    @property
     def utterances_per_batch(self) -> int:
         """Utterances in a batch, of all its speakers."""
         return self.batch_size * self.utterances_per_speaker

@@ -113,12 +113,6 @@ class ScoringParts:
         """The entries of the model file, with those that were measured."""
         return {**self.in_file, **self.measured}
 
-    @property
-    def fits_in_file(self) -> list[dict[str, Any]]:
-        """The calibrations of the model file, newest first."""
-        # An older fit may use the score alone, the newer one quality measures too.
-        return list(reversed((self.in_file.get("calibration") or {}).get("fits", [])))
-
 
 def evaluate(
     embedder: Embedder,

@@ -5,7 +5,6 @@ The importers read the checkpoints of published.yaml without running code from t
 """
 
 import functools
-import importlib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from speakernet.checkpoint import CheckpointError, read_checkpoint
 from speakernet.files import free_name, read_yaml_file, sha256_of
+from speakernet.models import hub
 from speakernet.models.importers import PUBLISHED, import_network
 from speakernet.models.model_file import load_model_file, model_file_contents
 
@@ -64,9 +64,7 @@ def find_in_repository(
     SHA-256 of it.
     """
     what = name if name == repository else f"{name}: {repository}"
-    folder = importlib.import_module("speakernet.models.hub").snapshot(
-        repository, revision, files, what
-    )
+    folder = hub.snapshot(repository, revision, files, what)
     # Repositories do not all use the same name for their weights.
     paths = [folder / name_of_file for name_of_file in files]
     file = next((path for path in paths if path.is_file()), None)
@@ -135,7 +133,5 @@ def push(path: str | Path, name: str, *, licence: str, is_private: bool) -> str:
         licence=summary.get("licence", "not given").lower().replace("not given", "unknown"),
         facts="\n".join(facts),
     )
-    files = {MODEL_FILE: Path(path), "README.md": card.encode()}
-    return str(
-        importlib.import_module("speakernet.models.hub").push(name, files, is_private=is_private)
-    )
+    files: dict[str, bytes | Path] = {MODEL_FILE: Path(path), "README.md": card.encode()}
+    return hub.push(name, files, is_private=is_private)
