@@ -19,7 +19,7 @@ from speakernet.evaluation import adaptation, embedding
 from speakernet.evaluation.metrics import eer
 from speakernet.inference.adapt import AS_IT_IS, adapt, cross_validate, embed_domain
 from speakernet.inference.people import StoreError
-from speakernet.inference.serve.in_browser import RUNTIME, page_files
+from speakernet.inference.serve.in_browser import RUNTIME_FILES, page_files
 from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
 from tests.tiny_recipe import write_recipe
@@ -243,7 +243,7 @@ def test_telephones(voices, tmp_path, monkeypatch, call):
     # The mean was fitted on the same embeddings.
     assert np.abs(expected.numpy().mean(axis=0)).max() < 1e-4
     # The page in a browser cannot find speech.
-    for name in RUNTIME:
+    for name in RUNTIME_FILES:
         (tmp_path / name).touch()
     with pytest.raises(ValueError, match=r"m.adapted.pt: .* repeated to 16 s"):
         page_files(done.path, tmp_path, [])

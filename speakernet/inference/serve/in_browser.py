@@ -14,7 +14,7 @@ from speakernet.evaluation.embedding import preparation_in_words
 from speakernet.evaluation.scoring import plda_of
 from speakernet.files import FileError
 from speakernet.inference.export import export_model
-from speakernet.inference.serve.limits import DETECTOR, GRAPH, RUNTIME
+from speakernet.inference.serve.limits import DETECTOR, GRAPH, RUNTIME_FILES
 from speakernet.models.model_file import load_model_file
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ def page_files(model_path: Path, folder: Path, speech: Sequence[np.ndarray]) -> 
     """URL -> contents: the graph, compared with its network on `speech`, that of silero-vad, and
     the runtime from the folder `dist` of onnxruntime-web.
     """
-    if missing := [name for name in RUNTIME if not (folder / name).is_file()]:
+    if missing := [name for name in RUNTIME_FILES if not (folder / name).is_file()]:
         raise FileError(
             f"{folder} has no {missing[0]}; expected the folder `dist` of onnxruntime-web: run "
             "`npm pack onnxruntime-web` and `tar xf onnxruntime-web-*.tgz package/dist`, then give "
@@ -53,5 +53,7 @@ def page_files(model_path: Path, folder: Path, speech: Sequence[np.ndarray]) -> 
     with tempfile.TemporaryDirectory(prefix="speakernet-serve-") as made:
         graph = Path(made) / GRAPH
         export_model(model_path, graph, speech=speech)
-        files = {path.name: path.read_bytes() for path in (graph, *map(folder.joinpath, RUNTIME))}
+        files = {
+            path.name: path.read_bytes() for path in (graph, *map(folder.joinpath, RUNTIME_FILES))
+        }
     return {**files, DETECTOR: detector.read_bytes()}
