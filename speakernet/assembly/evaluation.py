@@ -24,9 +24,7 @@ from speakernet.config import Config
 from speakernet.config.schema import with_changes
 from speakernet.data.lists import TrainingList, TrialList
 from speakernet.data.sources import AudioSource
-from speakernet.evaluation.calibration import (
-    AffineCalibration,
-)
+from speakernet.evaluation.calibration import AffineCalibration
 from speakernet.evaluation.cohort import (
     embed_cohort,
     mean_entries,
@@ -52,10 +50,7 @@ from speakernet.evaluation.evaluate import (
     with_groups,
 )
 from speakernet.evaluation.provenance import with_provenance, with_training_lists
-from speakernet.evaluation.scoring import (
-    Backend,
-    verifying_backend,
-)
+from speakernet.evaluation.scoring import Backend, verifying_backend
 from speakernet.evaluation.slices import read_metadata
 from speakernet.evaluation.speakers import Speakers, speakers_of
 from speakernet.models.model_file import (

@@ -44,14 +44,7 @@ from speakernet.machine.facts import system_info, usable_cores
 from speakernet.models.model_file import voices_caution
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.random import seed_everything
-from speakernet.run_folder import (
-    BEST,
-    LAST,
-    PLOTS,
-    evaluation_folder,
-    held,
-    is_reported,
-)
+from speakernet.run_folder import BEST, LAST, PLOTS, evaluation_folder, held, is_reported
 from speakernet.terminal import counted
 from speakernet.training.stopping import StopRequest
 from speakernet.training.trackers import TEST_FIGURES, Trackers

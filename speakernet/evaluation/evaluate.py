@@ -40,18 +40,8 @@ from speakernet.evaluation.figures import figures, group_draws, why_no_error_rat
 from speakernet.evaluation.files import Evaluation
 from speakernet.evaluation.fitting import Fit, fit_scores
 from speakernet.evaluation.options import EvaluationOptions, Mode
-from speakernet.evaluation.results import (
-    EMBEDDING,
-    KEPT_EMBEDDINGS,
-    SweepResult,
-    headline_sentence,
-)
-from speakernet.evaluation.scoring import (
-    VERIFYING,
-    Backend,
-    mean_embeddings,
-    verifying_backend,
-)
+from speakernet.evaluation.results import EMBEDDING, KEPT_EMBEDDINGS, SweepResult, headline_sentence
+from speakernet.evaluation.scoring import VERIFYING, Backend, mean_embeddings, verifying_backend
 from speakernet.evaluation.several import fit_several_on_list
 from speakernet.evaluation.shortcuts import quantities_of, shortcuts, silence_note
 from speakernet.evaluation.slices import all_slices, signal_to_noise_ratios
