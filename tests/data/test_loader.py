@@ -21,7 +21,7 @@ from speakernet.data.audio import AudioError, audio_info, read_audio, write_audi
 from speakernet.data.augment.building import build_augmenter
 from speakernet.data.augment.mixers import bytes_of_banks
 from speakernet.data.batches import BatchMaker, BatchRequest, ResidentMaker
-from speakernet.data.loader import _one_ahead
+from speakernet.data.loader import _on_second_stream
 from speakernet.data.packed import RamRows, load_into_ram
 from speakernet.data.packing import pack
 from speakernet.data.workers import Workers
@@ -259,7 +259,7 @@ def test_slot_reuse_waits_for_its_copy(tiny_corpus, monkeypatch):
     before = []
 
     def moved(crops):
-        made._copies.append(
+        made._copy_events.append(
             SimpleNamespace(synchronize=functools.partial(done.append, len(before) - 1))
         )
         return crops
@@ -416,7 +416,7 @@ def test_batch_is_yielded_before_the_next_wait(monkeypatch):
             tensor = SimpleNamespace(record_stream=kept.append)
             yield SimpleNamespace(waveforms=tensor, labels=tensor, number=number), None
 
-    for batch, _ in _one_ahead(batches(), torch.device("cuda")):
+    for batch, _ in _on_second_stream(batches(), torch.device("cuda")):
         assert made == list(range(batch.number + 1))
         assert len(training.waited) == batch.number + 1 and kept == [training] * 2 * (
             batch.number + 1
