@@ -260,7 +260,7 @@ class Trainer:
         """
         seconds = 60 * self.options.save_minutes
         is_late = seconds > 0 and time.monotonic() - self._saved_at > seconds
-        return [self.stop.number != 0, is_late and distributed.is_main()]
+        return [self.stop.known != 0, is_late and distributed.is_main()]
 
     def judge_epoch(self) -> None:
         """Evaluate if due, write checkpoints, decide on early stopping."""
