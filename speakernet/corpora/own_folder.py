@@ -45,7 +45,6 @@ from speakernet.corpora.steps import (
     StepSummary,
     convert_all,
     finish,
-    walk_recordings,
 )
 from speakernet.corpora.utterances import (
     Row,
@@ -56,7 +55,7 @@ from speakernet.corpora.utterances import (
 )
 from speakernet.data.audio import AUDIO_SUFFIXES, CONVERTIBLE_SUFFIXES, SAMPLE_RATE, WRITABLE
 from speakernet.data.ffmpeg import FFMPEG_VARIABLE
-from speakernet.data.folders import UnicodeNames, is_hidden
+from speakernet.data.folders import UnicodeNames, is_hidden, walk_recordings
 from speakernet.data.names import CONVERTED, folders_of, normal_name
 from speakernet.files import exclusive, own_command
 from speakernet.terminal import MAX_NAMED, counted

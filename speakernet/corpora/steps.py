@@ -12,9 +12,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
-from speakernet.data.audio import AUDIO_SUFFIXES, AudioError, audio_info
+from speakernet.data.audio import AudioError, audio_info
 from speakernet.data.ffmpeg import Decoded, FfmpegError, decode_batch, find_ffmpeg
-from speakernet.data.folders import LeftOut, walk_files
 from speakernet.files import FileError, atomic_write, human_bytes, parallel_map, temporary_beside
 from speakernet.terminal import MAX_NAMED
 
@@ -218,16 +217,6 @@ class Folder:
                 f"{path} is a link; remove it, so that nothing outside {self.root} is written"
             )
         return path
-
-
-def walk_recordings(root: str | Path) -> list[str]:
-    """Relative names of all recordings below `root`, sorted folder by folder; logs what was left
-    out.
-    """
-    left_out = LeftOut()
-    names = list(walk_files(root, AUDIO_SUFFIXES, left_out))
-    left_out.log(root)
-    return names
 
 
 # A kill does no harm: a target appears under its name only when ffmpeg has finished it and its

@@ -63,11 +63,16 @@ class LeftOut:
 
 
 def find_recordings(root: str | Path, left_out: LeftOut | None = None) -> list[str]:
-    """Relative names (forward slashes) of all recordings below `root`, sorted; logs what was left
-    out.
+    """The names of `walk_recordings`, sorted over all folders."""
+    return sorted(walk_recordings(root, left_out))
+
+
+def walk_recordings(root: str | Path, left_out: LeftOut | None = None) -> list[str]:
+    """Relative names (forward slashes) of all recordings below `root`, sorted folder by folder;
+    logs what was left out.
     """
     left_out = left_out or LeftOut()
-    names = sorted(walk_files(root, AUDIO_SUFFIXES, left_out))
+    names = list(walk_files(root, AUDIO_SUFFIXES, left_out))
     left_out.log(root)
     return names
 
