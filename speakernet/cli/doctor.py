@@ -116,10 +116,7 @@ def _request(arguments: argparse.Namespace, config: Config | None) -> CheckReque
     if _is_corpus_pending(config):
         return dataclasses.replace(request, trials=())
     data = config.data
-    trials = [
-        (data.validation_list, data.validation_path),
-        (data.test_list, data.test_path),
-    ]
+    trials = [(data.validation_list, data.validation_path), (data.test_list, data.test_path)]
     # Optional lists are checked when training starts.
     for test_list in data.test_lists.values():
         if not test_list.optional:

@@ -40,12 +40,7 @@ from speakernet.corpora.recipes import (
     write_little_data_lists,
     write_recipe,
 )
-from speakernet.corpora.steps import (
-    FFMPEG_ARGUMENT,
-    StepSummary,
-    convert_all,
-    finish,
-)
+from speakernet.corpora.steps import FFMPEG_ARGUMENT, StepSummary, convert_all, finish
 from speakernet.corpora.utterances import (
     Row,
     distinct_rows,

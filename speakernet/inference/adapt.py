@@ -33,12 +33,7 @@ from speakernet.data.opening import open_source
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation import adaptation
 from speakernet.evaluation.adaptation import Transform
-from speakernet.evaluation.embedding import (
-    Embedder,
-    Forward,
-    preparation_in_words,
-    weights_digest,
-)
+from speakernet.evaluation.embedding import Embedder, Forward, preparation_in_words, weights_digest
 from speakernet.evaluation.evaluate import score_trials
 from speakernet.evaluation.figures import compare_scores, figures, why_no_error_rate
 from speakernet.evaluation.fitting import Fit, fit_scores
@@ -380,7 +375,7 @@ def cross_validate(rows: np.ndarray, who: Labels, fitter: Fitter) -> tuple[float
             is_tested = fold_of == fold
             transform = fitter(rows[~is_tested], speakers[~is_tested])
             tested = _limit_each(random.permutation(np.flatnonzero(is_tested)), speakers)
-            folds.append(_score_pairs(rows, Labels(speakers, who.sessions), tested, transform))
+            folds.append(_score_pairs(rows, who, tested, transform))
         division = ScoredPairs(*map(np.concatenate, zip(*folds, strict=True)))
         errors.append(eer(division.scores, division.is_target))
         divisions.append(division)

@@ -341,11 +341,7 @@ def _voices_to_calibrate_on(
 
 
 def _make_trials(
-    voices: Voices,
-    strangers: np.ndarray,
-    plda: Plda | None,
-    several: SeveralRecordings,
-    path: Path,
+    voices: Voices, strangers: np.ndarray, plda: Plda | None, several: SeveralRecordings, path: Path
 ) -> tuple[TrialList, np.ndarray, Speakers]:
     """Trials of all recordings and strangers against all people, scored as in `identify`; a
     recording is left out of its own person's mean.

@@ -26,13 +26,7 @@ from speakernet.evaluation.calibration import (
     threshold_name,
 )
 from speakernet.evaluation.figures import ALWAYS_SHOWN_PRIORS, cautions
-from speakernet.evaluation.files import (
-    LLR_COLUMN,
-    Decisions,
-    RunData,
-    described,
-    is_number,
-)
+from speakernet.evaluation.files import LLR_COLUMN, Decisions, RunData, described, is_number
 from speakernet.evaluation.fitting import named_thresholds
 from speakernet.evaluation.metrics import (
     ErrorRates,
