@@ -10,12 +10,9 @@ from typing import Any
 
 from speakernet import distributed
 from speakernet.machine.threads import HANGUP, STOP_SIGNALS
-from speakernet.parallel.group import request_everywhere, requested
+from speakernet.parallel.group import pass_on_signal, signal_of_others
 
 logger = logging.getLogger(__name__)
-
-STOP = "stop"
-"""The name under which a rank stores the number of its signal for the others."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -47,10 +44,10 @@ class StopRequest:
         """
         if self.known:
             if not self._is_passed_on:
-                request_everywhere(STOP, self.known)
+                pass_on_signal(self.known)
                 self._is_passed_on = True
         # A signal may arrive during this query: an empty answer must not erase it.
-        elif received := requested(STOP):
+        elif received := signal_of_others():
             self.known = received
         return self.known != 0
 
