@@ -113,7 +113,7 @@ def build_training_loader(
         dtype=np.int16 if is_int16 and is_copied else np.float32,
         changes_speed=changes_speed,
     )
-    running = _placed(maker, options, device, placement, follows_waiting=data.num_workers == "auto")
+    running = _placed(maker, options, device, placement, may_grow=data.num_workers == "auto")
     if augmenter is not None and placement.banks:
         # Babble mixed from training utterances reads the corpus on the device, if it is there.
         corpus = None
@@ -161,7 +161,7 @@ def _placed(
     device: torch.device,
     placement: Placement,
     *,
-    follows_waiting: bool,
+    may_grow: bool,
 ) -> batches.CropMaker:
     """Make crops on the device, in worker processes or in this process."""
     if placement.corpus:
@@ -178,7 +178,7 @@ def _placed(
     running: batches.CropMaker = maker
     if options.num_workers:
         pins = device.type == "cuda" and bool(options.pin_memory)
-        running = workers.Workers(maker, options, pins=pins, follows_waiting=follows_waiting)
+        running = workers.Workers(maker, options, pins=pins, may_grow=may_grow)
     in_flight = int(options.num_workers) * int(options.prefetch_factor)
     if maker.reader.is_remote:
         return maker.reader.ahead(running, in_flight)

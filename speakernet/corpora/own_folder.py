@@ -271,7 +271,7 @@ def _difficulty(row: Row) -> tuple[bool, bool, str]:
 # below are called train, dev or test, they are splits; everything else is a speaker. A mixture is
 # refused rather than guessed at: a split taken for a speaker would make one class of hundreds of
 # voices, and no error rate would show why.
-def find_layout(root: Path, layout: str = "auto") -> Layout:
+def find_layout(root: Path, layout: str) -> Layout:
     """Where the speakers' folders are below `root`, judged by the names of the folders."""
     if layout == "speakers":
         return Layout(0)

@@ -394,7 +394,7 @@ class SpeakerVerifier:
         """
         # Everything that decides passes here: verify, identify, enrolment and the server. A
         # decision takes six steps, of which this method is the first two. Speech is found (silero-
-        # vad; by energy alone if its weights are missing, which takes a loud noise for speech). It
+        # vad; by energy alone if its weights are missing, which mistakes loud noise for speech). It
         # is cut out, as the calibration did, because pauses and noise move an embedding and its
         # score, and the quality is measured on the same speech. Then `score_heard` embeds both
         # recordings and scores them, and `DecisionRule.decide` calibrates the score, bounds the

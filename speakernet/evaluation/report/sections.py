@@ -26,7 +26,13 @@ from speakernet.evaluation.calibration import (
     threshold_name,
 )
 from speakernet.evaluation.figures import ALWAYS_SHOWN_PRIORS, cautions
-from speakernet.evaluation.files import LLR_COLUMN, Decisions, RunData, described, is_number
+from speakernet.evaluation.files import (
+    LLR_COLUMN,
+    Decisions,
+    RunData,
+    describe_threshold,
+    is_number,
+)
 from speakernet.evaluation.fitting import named_thresholds
 from speakernet.evaluation.metrics import (
     ErrorRates,
@@ -205,7 +211,7 @@ def model_threshold(run: RunData) -> DecisionThreshold | None:
     )
     name = "threshold used by verify" if is_of_verify else "calibrated threshold"
     point = OperatingPoint(used["threshold"], misses, false_accepts)
-    return DecisionThreshold(name, described(used), point)
+    return DecisionThreshold(name, describe_threshold(used), point)
 
 
 def _test_lists(name: str, reported: Results, others: Mapping[str, GroupResult]) -> Card:

@@ -52,7 +52,7 @@ def page_of(conversation: Conversation, recording: Recording) -> str:
     return PAGE.read_text(encoding="utf-8").replace("__AUDIO__", source).replace("__DATA__", data)
 
 
-def written_before(folder: Path, recording: str, suffixes: Sequence[str] = ()) -> dict[Path, bool]:
+def written_before(folder: Path, recording: str, suffixes: Sequence[str]) -> dict[Path, bool]:
     """The files of a recording in a folder, and whether `write_files` wrote them for it and nobody
     changed them.
 
@@ -76,7 +76,7 @@ def write_files(
     folder: Path,
     conversation: Conversation,
     recording: Recording,
-    transcript: Mapping[str, str] | None = None,
+    transcript: Mapping[str, str] | None,
 ) -> list[Path]:
     """Write all files, each one atomically; returns their paths."""
     name = name_of(conversation.recording)

@@ -31,6 +31,7 @@ SOURCE = "voxceleb_trainer"
 # differ far more.
 CONSTANT_TOLERANCE = 1e-4
 
+# Their names and ours, as `rules_of` reads them.
 _RESIDUAL = rules_of(r"""
     conv1. trunk.conv1.
     bn1.   trunk.norm1.
@@ -119,8 +120,6 @@ HEAD_NAMES = {
     "angleproto.w": "angular.scale",
     "angleproto.b": "angular.bias",
 }
-
-
 # A tensor that identifies the architecture, tried in order; ResNets of other toolkits share most
 # names.
 _MARKS = {
@@ -183,6 +182,7 @@ def describe(contents: Mapping[str, Any]) -> Described:
             num_mels = value.shape[1]
     if model == "VGGVox":
         pooling = "SAP" if "sap_linear.weight" in network else ""
+        # The network is not defined for other numbers.
         num_mels = 40
     elif model == "RawNet3":
         pooling = "ASP" if first_shape(network, "attention.3.weight")[0] == 1 else "ECA"
@@ -207,10 +207,10 @@ def translate(contents: Mapping[str, Any], net: SpeakerNet, path: str | Path) ->
     # features differ, which would spoil all scores without an error.
     weights: dict[str, Tensor] = {}
     for name, value in network.items():
-        constant = next((make for end, make in CONSTANTS.items() if name.endswith(end)), None)
+        suffix = next(filter(name.endswith, CONSTANTS), None)
         renamed = rename(name, RULES[model])
-        if constant is not None:
-            _check_constant(name, value, constant(net), path)
+        if suffix is not None:
+            _check_constant(name, value, CONSTANTS[suffix](net), path)
         elif renamed is None:
             others.append(f"{name} {tuple(value.shape)} (no such parameter in {model})")
         else:
