@@ -85,11 +85,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         shown = [dataclasses.asdict(finding) for finding in findings]
         report = {"level": level, "findings": shown, "machine": system_info()}
-        lines = [json.dumps(report, indent=2)]
+        text = json.dumps(report, indent=2)
     else:
         has_data = bool(config or arguments.list or arguments.trials)
-        lines = [table(findings), f"\n{closing_line(findings, has_data=has_data)}"]
-    sys.stdout.writelines(f"{line}\n" for line in lines)
+        text = f"{table(findings)}\n\n{closing_line(findings, has_data=has_data)}"
+    sys.stdout.write(f"{text}\n")
     return int(level == "error")
 
 

@@ -9,7 +9,6 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from speakernet.checks.samples import SILENT_RMS, read_facts
 from speakernet.corpora.pairs import DEFAULT_TARGETS_PER_SPEAKER, PairRules, Pairs, fair_pairs
 from speakernet.corpora.public_archives import DOWNLOAD_ARGUMENTS, DOWNLOAD_FLAG, fetch
 from speakernet.corpora.recipes import Inputs, ListFiles, print_next_command, write_recipe
-from speakernet.corpora.steps import StepSummary, finish, name_problem
+from speakernet.corpora.steps import Arguments, StepSummary, finish, name_problem
 from speakernet.corpora.utterances import (
     DEFAULT_SHARE,
     MIN_FOR_SAME_GENDER,
@@ -65,7 +64,7 @@ def positive_int(text: str) -> int:
     return number
 
 
-COMMON_ARGUMENTS: dict[str, dict[str, Any]] = {
+COMMON_ARGUMENTS: Arguments = {
     "--save_path": {"type": Path, "default": Path("data"), "help": "target folder"},
     "--jobs": {
         "type": positive_int,
@@ -74,7 +73,7 @@ COMMON_ARGUMENTS: dict[str, dict[str, Any]] = {
         "help": "number of files to process at once",
     },
 }
-LIST_ARGUMENTS: dict[str, dict[str, Any]] = {
+LIST_ARGUMENTS: Arguments = {
     "--validation_share": {
         "type": float,
         "default": DEFAULT_SHARE,
@@ -94,7 +93,7 @@ LIST_ARGUMENTS: dict[str, dict[str, Any]] = {
     "--seed": {"type": int, "default": SEED, "help": "seed of the split and the trials"},
     "--same_gender": {"action": "store_true", "help": "leave out easy trials across genders"},
 }
-CORPUS_ARGUMENTS: dict[str, dict[str, Any]] = {
+CORPUS_ARGUMENTS: Arguments = {
     **COMMON_ARGUMENTS,
     **LIST_ARGUMENTS,
     "--min_utterances": {

@@ -40,7 +40,7 @@ from speakernet.corpora.recipes import (
     write_little_data_lists,
     write_recipe,
 )
-from speakernet.corpora.steps import FFMPEG_ARGUMENT, StepSummary, convert_all, finish
+from speakernet.corpora.steps import FFMPEG_ARGUMENT, Conversion, StepSummary, convert_all, finish
 from speakernet.corpora.utterances import (
     Row,
     distinct_rows,
@@ -205,7 +205,7 @@ def _prepare(arguments: Namespace, save_path: Path) -> int:
 
 def _readable_rows(
     rows: Iterable[Row], root: Path, converted: Path
-) -> tuple[list[Row], list[tuple[Path, Path]]]:
+) -> tuple[list[Row], list[Conversion]]:
     """The rows as they can be read, and the (source, target) of what has to be converted first.
     Rows that only ffmpeg reads come last, with the names of their converted files.
     """
@@ -342,9 +342,9 @@ def _list_recordings(
     layout = _choose_layout(arguments, names)
     _warn_of_empty_folders(arguments.root, names, layout.depth)
     rows = listable_rows((row_by_folder(name, layout.depth) for name in names), scan)
-    if layout.split_depth is None:
-        return rows, None
     split_depth = layout.split_depth
+    if split_depth is None:
+        return rows, None
 
     def split_of(name: str) -> str:
         return SPLIT_FOLDERS[folders_of(name)[split_depth].lower()]

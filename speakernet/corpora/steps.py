@@ -11,6 +11,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from speakernet.data.audio import AudioError, audio_info
 from speakernet.data.ffmpeg import Decoded, FfmpegError, decode_batch, find_ffmpeg
@@ -30,6 +31,10 @@ TOLERANCE_SHARE = 0.01
 ESTIMATE_SHARE = 0.5
 #: If ffmpeg fails with less free space than this, the disk is full.
 MIN_FREE_BYTES = 64 << 20
+Arguments = dict[str, dict[str, Any]]
+"""Options of a command -> the keyword arguments of `add_argument`."""
+Conversion = tuple[Path, Path]
+"""Source and target."""
 FFMPEG_ARGUMENT = {"--ffmpeg": {"help": "ffmpeg to use (default: the one on the PATH)"}}
 
 
@@ -225,7 +230,7 @@ class Folder:
 # broken and skipped; a full disk stops the run, because every further file would be listed too. The
 # length is a weak check: damage in the middle of a file goes unnoticed if ffmpeg fills the gap.
 def convert_all(
-    pairs: Iterable[tuple[Path, Path]],
+    pairs: Iterable[Conversion],
     file_format: str,
     sample_rate: int,
     num_jobs: int,
@@ -242,7 +247,7 @@ def convert_all(
     """
     ffmpeg = find_ffmpeg()
 
-    def convert(batch: list[tuple[Path, Path]]) -> int:
+    def convert(batch: list[Conversion]) -> int:
         """Returns the size of the batch, by which the bar moves on."""
         # A truncated file or a bare header, as left by a killed tool, counts as missing.
         missing = [pair for pair in batch if audio_seconds(pair[1], sample_rate) is None]
@@ -259,14 +264,14 @@ def convert_all(
     list(parallel_map(convert, _batches(pairs), num_jobs, description, units_of=int))
 
 
-def _batches(pairs: Iterable[tuple[Path, Path]]) -> Iterator[list[tuple[Path, Path]]]:
+def _batches(pairs: Iterable[Conversion]) -> Iterator[list[Conversion]]:
     iterator = iter(pairs)
     while batch := list(itertools.islice(iterator, BATCH_FILES)):
         yield batch
 
 
 def _decode(
-    ffmpeg: str, batch: list[tuple[Path, Path]], file_format: str, sample_rate: int
+    ffmpeg: str, batch: list[Conversion], file_format: str, sample_rate: int
 ) -> dict[Path, str]:
     """Decode a batch and rename complete files; returns the reason for each source that failed."""
     sources, targets = zip(*batch, strict=True)

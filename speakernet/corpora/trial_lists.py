@@ -20,7 +20,6 @@ import logging
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -38,7 +37,7 @@ from speakernet.corpora.pairs import (
     hold_out,
     random_pairs,
 )
-from speakernet.corpora.steps import StepSummary, finish
+from speakernet.corpora.steps import Arguments, StepSummary, finish
 from speakernet.corpora.utterances import UNKNOWN, Row, Utterances, read_table
 from speakernet.data.audio import AudioError
 from speakernet.data.lists import (
@@ -79,7 +78,7 @@ _KIND = {
 }
 _FORM = {"--form": {"choices": FORMS, "default": "label_first", "help": "form of trial lines"}}
 # Of the actions that draw pairs.
-_DRAWS: dict[str, dict[str, Any]] = {
+_DRAWS: Arguments = {
     "--nontargets_per_target": {
         "type": positive_int,
         "default": DEFAULT_NONTARGETS_PER_TARGET,
@@ -88,7 +87,7 @@ _DRAWS: dict[str, dict[str, Any]] = {
     "--seed": {"type": int, "default": SEED, "help": "seed of every draw"},
 }
 #: Action -> what it does, and its options.
-ACTIONS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
+ACTIONS: dict[str, tuple[str, Arguments]] = {
     "make": (
         "make trials from a list of utterances",
         {

@@ -62,11 +62,6 @@ class LeftOut:
             )
 
 
-def find_recordings(root: str | Path, left_out: LeftOut | None = None) -> list[str]:
-    """The names of `walk_recordings`, sorted over all folders."""
-    return sorted(walk_recordings(root, left_out))
-
-
 def walk_recordings(root: str | Path, left_out: LeftOut | None = None) -> list[str]:
     """Relative names (forward slashes) of all recordings below `root`, sorted folder by folder;
     logs what was left out.

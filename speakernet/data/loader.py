@@ -31,6 +31,8 @@ from speakernet.terminal import MAX_NAMED
 
 logger = logging.getLogger(__name__)
 
+Batches = Iterator[tuple[Batch, BatchReport]]
+
 FEW_PROBLEMS = 10
 """Up to this many unreadable utterances never stop a run before the end of an epoch."""
 
@@ -197,7 +199,7 @@ class TrainingLoader:
         """Stop the crop maker."""
         self.maker.close()
 
-    def _batches(self, requests: Sequence[BatchRequest]) -> Iterator[tuple[Batch, BatchReport]]:
+    def _batches(self, requests: Sequence[BatchRequest]) -> Batches:
         """Batches on the training device; the maker's memory is reused only after the copy from it
         is done.
         """
@@ -301,9 +303,7 @@ class Requests(Sequence[BatchRequest]):
 # one copies and augments the next batch; the host only queues both. An event tells the training
 # stream when the batch is there, and `record_stream` tells the allocator that the memory is still
 # in use by the other stream, without which it could be given to the batch after next too early.
-def _on_second_stream(
-    batches: Iterator[tuple[Batch, BatchReport]], device: torch.device
-) -> Iterator[tuple[Batch, BatchReport]]:
+def _on_second_stream(batches: Batches, device: torch.device) -> Batches:
     """Transfer and augment each batch on a second stream, in parallel with the previous step; each
     is yielded before the next one is fetched.
     """

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy import ndarray
 
 from speakernet.checkpoint import write_checkpoint
 from speakernet.data.audio import AudioError
@@ -85,15 +86,15 @@ FOLD_STREAM = 9301
 AS_IT_IS = "the model as it is"
 Fitter = Callable[..., Transform]
 """Embeddings and labels (None if unlabelled) -> a back end."""
-ScoredTrials = tuple[TrialList, np.ndarray]
+ScoredTrials = tuple[TrialList, ndarray]
 """Trials and their scores."""
 
 
 class Labels(NamedTuple):
     """Numbers of speakers and sessions, (recordings,)."""
 
-    speakers: np.ndarray
-    sessions: np.ndarray
+    speakers: ndarray
+    sessions: ndarray
     """-1 for an unknown session."""
 
 
@@ -102,24 +103,13 @@ class Domain(NamedTuple):
 
     net: SpeakerNet
     """The network, with an energy floor and prepared recordings if they are of telephones."""
-    rows: np.ndarray
+    rows: ndarray
     """(recordings, dim)"""
-    unchanged_rows: np.ndarray
+    unchanged_rows: ndarray
     """(recordings, dim), by the unchanged model."""
     who: Labels | None
     """None without labels."""
     names: list[str]
-
-
-class Choice(NamedTuple):
-    """A fitted back end, and how it was chosen."""
-
-    method: str
-    transform: Transform
-    tried: dict[str, float]
-    """Method -> EER in percent on held-out speakers; empty without labels."""
-    scored: ScoredTrials | None
-    """Trials of held-out speakers; None without labels."""
 
 
 class ForeignFiles(NamedTuple):
@@ -204,11 +194,12 @@ def adapt(
     paths = [str(recording) for recording in recordings]
     domain = embed_domain(verifier, paths, labels, notes, needs_floor=foreign is None, out=target)
     if foreign is None:
-        choice = _choose(verifier, domain, method, out_of_domain)
+        name, transform, tried, scored = _choose(verifier, domain, method, out_of_domain)
     else:
+        name = f"plda of {Path(foreign.plda).name}"
         transform = import_plda(domain.rows, foreign)
-        choice = Choice(f"plda of {Path(foreign.plda).name}", transform, {}, None)
-    name, transform, tried, scored = choice
+        tried = {}
+        scored = None
     if not all(np.isfinite(values).all() for values in itertools.chain(*transform.maps)):
         raise ValueError(
             f"{name}: the recordings vary too little to fit it; give recordings of more people. "
@@ -256,8 +247,10 @@ def _checked_target(model: str | Path, out: str | Path | None) -> Path:
 
 def _choose(
     verifier: SpeakerVerifier, domain: Domain, method: str, out_of_domain: str | Path | None
-) -> Choice:
-    """The best back end, or without labels the default one."""
+) -> tuple[str, Transform, dict[str, float], ScoredTrials | None]:
+    """The best back end, or without labels the default one: its name, what was fitted, the EERs of
+    all methods in percent, and its scores of held-out speakers.
+    """
     rows = domain.rows
     who = domain.who
     other_domain = None
@@ -272,7 +265,7 @@ def _choose(
     if who is None:
         # If the last one is an adapted PLDA, the share in its name has no effect without labels.
         name = list(fitters)[-1]
-        return Choice(name, fitters[name](rows, None), {}, None)
+        return name, fitters[name](rows, None), {}, None
     mean = np.zeros(verifier.embedding_dim) if verifier.mean is None else verifier.mean
     unchanged = Transform(((np.eye(verifier.embedding_dim), -mean),), verifier.plda)
     as_it_is, _ = cross_validate(domain.unchanged_rows, who, lambda *_: unchanged)
@@ -286,7 +279,7 @@ def _choose(
             f"no method beats the unchanged model: {', '.join(in_words(tried))}; nothing was "
             "written"
         )
-    return Choice(best, fitters[best](rows, who.speakers), tried, scored[best])
+    return best, fitters[best](rows, who.speakers), tried, scored[best]
 
 
 def in_words(tried: Mapping[str, float]) -> list[str]:
@@ -295,7 +288,7 @@ def in_words(tried: Mapping[str, float]) -> list[str]:
 
 
 def _held_out_error(
-    method: str, tried: Mapping[str, float], labels: np.ndarray, scored: ScoredTrials
+    method: str, tried: Mapping[str, float], labels: ndarray, scored: ScoredTrials
 ) -> str:
     """The method's EER on held-out speakers with its interval, and how far to trust it."""
     names, ids = np.unique(labels, return_inverse=True)
@@ -314,7 +307,7 @@ def _held_out_error(
     )
 
 
-def import_plda(rows: np.ndarray, files: ForeignFiles) -> Transform:
+def import_plda(rows: ndarray, files: ForeignFiles) -> Transform:
     """Read a PLDA of Kaldi or wespeaker, to be applied after subtraction of a mean, an optional
     linear transform, and unit length.
 
@@ -351,13 +344,13 @@ def import_plda(rows: np.ndarray, files: ForeignFiles) -> Transform:
 class ScoredPairs(NamedTuple):
     """Pairs of rows with their scores, (pairs,)."""
 
-    scores: np.ndarray
-    is_target: np.ndarray
-    enrol: np.ndarray
-    test: np.ndarray
+    scores: ndarray
+    is_target: ndarray
+    enrol: ndarray
+    test: ndarray
 
 
-def cross_validate(rows: np.ndarray, who: Labels, fitter: Fitter) -> tuple[float, ScoredTrials]:
+def cross_validate(rows: ndarray, who: Labels, fitter: Fitter) -> tuple[float, ScoredTrials]:
     """The EER in percent on held-out speakers, averaged over several divisions, with trials and
     scores of the first.
     """
@@ -393,9 +386,7 @@ def cross_validate(rows: np.ndarray, who: Labels, fitter: Fitter) -> tuple[float
     return float(np.mean(errors)), (trials, pairs.scores)
 
 
-def _score_pairs(
-    rows: np.ndarray, who: Labels, tested: np.ndarray, transform: Transform
-) -> ScoredPairs:
+def _score_pairs(rows: ndarray, who: Labels, tested: ndarray, transform: Transform) -> ScoredPairs:
     """All pairs of the tested rows, but no target pairs of one session."""
     first, second = np.triu_indices(len(tested), 1)
     enrol = tested[first]
@@ -410,7 +401,7 @@ def _score_pairs(
     return ScoredPairs(scores, is_target[is_kept], enrol[is_kept], test[is_kept])
 
 
-def _limit_each(rows: np.ndarray, speakers: np.ndarray) -> np.ndarray:
+def _limit_each(rows: ndarray, speakers: ndarray) -> ndarray:
     """The first `MAX_EACH` of each speaker's rows, sorted."""
     # Otherwise a speaker with 60 recordings, who has 1,770 pairs, would outweigh 30 speakers with
     # six each, who have 450 together.
@@ -425,9 +416,9 @@ def _limit_each(rows: np.ndarray, speakers: np.ndarray) -> np.ndarray:
 
 def _fitters(
     method: str,
-    rows: np.ndarray,
+    rows: ndarray,
     who: Labels | None,
-    other_domain: tuple[np.ndarray, np.ndarray] | None,
+    other_domain: tuple[ndarray, ndarray] | None,
 ) -> dict[str, Fitter]:
     """The methods to try, with their settings, by name; without labels the last one is used."""
     # Without labels nothing can be compared, so only the largest shrinkage is fitted, which changes
@@ -556,7 +547,7 @@ def _select_usable(
     roots: list[str],
     labels: str | Path | None,
     notes: list[str],
-) -> tuple[np.ndarray, Labels | None]:
+) -> tuple[ndarray, Labels | None]:
     """Rows of the usable recordings, and their labels."""
     rows = np.array([row for row in range(len(names)) if row not in refused], dtype=np.int64)
     # A corpus may have thousands of refused recordings, so only the first are named.
@@ -582,7 +573,7 @@ def _embed(
     source: AudioSource,
     names: StringTable,
     description: str,
-) -> np.ndarray:
+) -> ndarray:
     """Embeddings (utterances, dim) float64, equal to those of `SpeakerVerifier.embed`."""
     # Folded like a verifier's network: the back end has to be fitted on exactly the embeddings that
     # it will receive.
@@ -704,7 +695,7 @@ def adapted_contents(
     # people, exports and fingerprints include it without further code. The old calibration is left
     # out, because it does not hold for the new scores.
     twin = copy.deepcopy(net).cpu()
-    tensors: dict[str, np.ndarray] = {}
+    tensors: dict[str, ndarray] = {}
     sizes = []
     for number, (matrix, offset) in enumerate(transform.maps):
         sizes.append([matrix.shape[1], matrix.shape[0]])

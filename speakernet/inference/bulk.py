@@ -186,7 +186,12 @@ def _embed_block(
     list, it is an error.
     """
     try:
-        return _embed_finite(verifier, source, names)
+        values = verifier.embed_source(source, names)
+        is_bad = ~np.isfinite(values).all(axis=1)
+        if is_bad.any():
+            name = names[int(is_bad.argmax())]
+            raise AudioError(f"{name}: the embedding has NaN or infinite values")
+        return values
     except AudioError as error:
         if left_out is None:
             raise
@@ -196,17 +201,6 @@ def _embed_block(
     # The error does not say which recording of a batch is broken, so they are tried again one by
     # one. That is slow, but only happens to blocks with a broken recording.
     return np.concatenate([_embed_block(verifier, source, [name], left_out) for name in names])
-
-
-def _embed_finite(
-    verifier: SpeakerVerifier, source: AudioSource, names: StringTable | Sequence[str]
-) -> np.ndarray:
-    values = verifier.embed_source(source, names)
-    is_bad = ~np.isfinite(values).all(axis=1)
-    if is_bad.any():
-        name = names[int(is_bad.argmax())]
-        raise AudioError(f"{name}: the embedding has NaN or infinite values")
-    return values
 
 
 def _write_embeddings(
