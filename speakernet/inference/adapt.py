@@ -640,7 +640,7 @@ def _labels_of(names: list[str], roots: list[str], labels: str | Path, notes: li
             f"{labels}: all recordings are of one speaker, {speakers[0]}; expected several speakers"
         )
     # Sessions are numbered over all speakers, since `monday` of Ada is not `monday` of Bo.
-    who = Labels(np.full(len(names), -1), np.full(len(names), -1))
+    who = Labels(*np.full((2, len(names)), -1))
     for row, (speaker, session) in labelled.items():
         who.speakers[row] = speakers.index(speaker)
         who.sessions[row] = sessions.index((speaker, session))

@@ -44,8 +44,6 @@ from speakernet.terminal import MAX_NAMED, Bar, counted
 BLOCK_UTTERANCES = 64
 """Utterances written together; a kill loses at most one block."""
 BLOCKS_SUFFIX = ".parts"
-SETTINGS = {"embedding": "whole", "wrapped": False}
-"""How recordings are embedded; part of a block's key."""
 SWAPPED_EER_PERCENT = 75.0
 """Above this EER the network separates people, but the labels are swapped."""
 MAX_TRIALS = 20_000_000
@@ -143,7 +141,8 @@ def _find_embeddable(
 def _plan_blocks(
     verifier: SpeakerVerifier, source: AudioSource, names: StringTable, folder: Path
 ) -> list[Block]:
-    settings: dict[str, Any] = dict(SETTINGS)
+    # How recordings are embedded, for the keys.
+    settings: dict[str, Any] = {"embedding": "whole", "wrapped": False}
     if isinstance(source, ChosenChannels):
         settings["channel"] = source.requested
     blocks: list[Block] = []
