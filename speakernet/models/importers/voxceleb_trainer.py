@@ -15,9 +15,9 @@ from torch import Tensor
 
 from speakernet.checkpoint import CheckpointError
 from speakernet.models.importers.weights import (
-    Described,
+    NetworkDescription,
     Rules,
-    Translated,
+    TranslatedWeights,
     first_shape,
     rename,
     rules_of,
@@ -166,7 +166,7 @@ def split_parts(
     return network, head, others
 
 
-def describe(contents: Mapping[str, Any]) -> Described:
+def describe(contents: Mapping[str, Any]) -> NetworkDescription:
     """The network of a checkpoint that `is_ours_to_read`, as far as its tensors determine it.
 
     The pooling is empty if they do not (VGGVox without attention); the mel bands are 0 without a
@@ -191,10 +191,10 @@ def describe(contents: Mapping[str, Any]) -> Described:
         # the channels with deviations.
         channels = first_shape(network, "sap_linear.weight", "attention.3.weight")[0]
         pooling = "ASP" if pooled == 2 * channels else "SAP"
-    return Described(model, RULES[model], embedding_dim, num_mels, pooling)
+    return NetworkDescription(model, RULES[model], embedding_dim, num_mels, pooling)
 
 
-def translate(contents: Mapping[str, Any], net: SpeakerNet, path: str | Path) -> Translated:
+def translate(contents: Mapping[str, Any], net: SpeakerNet, path: str | Path) -> TranslatedWeights:
     """The checkpoint's weights in the names of `net`."""
     network, head, others = split_parts(contents)
     model = recognize(network)
@@ -219,7 +219,7 @@ def translate(contents: Mapping[str, Any], net: SpeakerNet, path: str | Path) ->
         # Their AM-softmax stores its head as (dim, classes).
         head["W"] = head["W"].T.contiguous()
     head = {HEAD_NAMES.get(name, name): value for name, value in head.items()}
-    return Translated(SOURCE, weights, head, others)
+    return TranslatedWeights(SOURCE, weights, head, others)
 
 
 def _check_constant(name: str, theirs: Tensor, ours: Tensor, path: str | Path) -> None:
