@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from speakernet import distributed
+from speakernet.distributed import CommandEnd
 from speakernet.machine.threads import HANGUP, STOP_SIGNALS
 from speakernet.parallel.group import pass_on_signal, signal_of_others
 
 logger = logging.getLogger(__name__)
 
 
-class Interrupted(KeyboardInterrupt):
+class Interrupted(CommandEnd, KeyboardInterrupt):
     """The run was asked to stop (Ctrl-C, SIGTERM, SIGHUP, SIGUSR1) and has written last.pt."""
 
     def __init__(self, number: int) -> None:
