@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy import ndarray
 
 from speakernet.data.audio import AudioError
 from speakernet.data.lists import StringTable, TrialList, audio_folder_of, read_trials
@@ -147,7 +148,7 @@ def _plan_blocks(
         settings["channel"] = source.requested
     blocks: list[Block] = []
     for start in range(0, len(names), BLOCK_UTTERANCES):
-        block = names.take(np.arange(start, min(start + BLOCK_UTTERANCES, len(names))))
+        block = names.take(np.arange(len(names))[start : start + BLOCK_UTTERANCES])
         key = store_key(verifier.fingerprint, block, source.lookup_table(block), settings)
         blocks.append(Block(folder / f"{len(blocks):06d}.npz", key, block))
     return blocks
@@ -178,7 +179,7 @@ def _embed_block(
     source: AudioSource,
     names: StringTable | Sequence[str],
     left_out: list[str] | None,
-) -> np.ndarray:
+) -> ndarray:
     """Embeddings (recordings, dim).
 
     A recording that cannot be embedded gets a NaN row and a sentence in `left_out`; without this
@@ -206,7 +207,7 @@ def _write_embeddings(
     out: Path,
     verifier: SpeakerVerifier,
     names: StringTable,
-    blocks: Sequence[np.ndarray],
+    blocks: Sequence[ndarray],
     problems: list[str],
 ) -> int:
     """Join the embeddings of all blocks in a file; returns their number."""
@@ -336,8 +337,8 @@ def _voices_to_calibrate_on(
 
 
 def _make_trials(
-    voices: Voices, strangers: np.ndarray, plda: Plda | None, several: SeveralRecordings, path: Path
-) -> tuple[TrialList, np.ndarray, Speakers]:
+    voices: Voices, strangers: ndarray, plda: Plda | None, several: SeveralRecordings, path: Path
+) -> tuple[TrialList, ndarray, Speakers]:
     """Trials of all recordings and strangers against all people, scored as in `identify`; a
     recording is left out of its own person's mean.
     """
