@@ -20,7 +20,7 @@ from speakernet import files, run_folder
 from speakernet import random as seeding
 from speakernet.cli.train import _log_file
 from speakernet.data import parts
-from speakernet.run_folder import held, refuse_unusable
+from speakernet.run_folder import lock_folder, refuse_unusable
 from tests.commands import run_command
 
 
@@ -217,8 +217,8 @@ def test_atomic_write_keeps_the_old_file_when_it_fails(tmp_path):
 
 LOCKED = """
 import sys
-from speakernet.run_folder import held
-with held(sys.argv[1]):
+from speakernet.run_folder import lock_folder
+with lock_folder(sys.argv[1]):
     print("held", flush=True)
     input()
 """
@@ -230,11 +230,11 @@ def test_lock_of_another_process(tmp_path):
     process.stdout.readline()
     # A refusal does not change the holder's name in the file.
     for _ in range(2):
-        with pytest.raises(ValueError, match=f"process {process.pid} on "), held(tmp_path):
+        with pytest.raises(ValueError, match=f"process {process.pid} on "), lock_folder(tmp_path):
             raise AssertionError("it was held twice")
     process.kill()
     process.communicate()
-    with held(tmp_path):
+    with lock_folder(tmp_path):
         pass
 
 

@@ -13,8 +13,12 @@ import pytest
 import torch
 import yaml
 
-from speakernet.assembly.fine_tuning import scheduled_epochs
-from speakernet.assembly.training import build_loss, build_model, refuse_impossible
+from speakernet.assembly.training import (
+    build_loss,
+    build_model,
+    refuse_impossible,
+    schedules_of_stages,
+)
 from speakernet.checkpoint import read_own_checkpoint
 from speakernet.cli import main
 from speakernet.config import load_config
@@ -22,6 +26,7 @@ from speakernet.config.schema import stages_of
 from speakernet.models.model_file import SYNTHETIC_ONLY
 from speakernet.run_folder import later_stages
 from speakernet.training.optimizers import create_optimizer
+from speakernet.training.schedules import scheduled_epochs
 from tests.recipe_sources import (
     LATER_STAGES,
     LATER_VALUES,
@@ -93,7 +98,8 @@ def test_schedules(recipe):
     assert text.startswith("# "), "the first line describes the recipe"
     config = recipe_config(recipe)
     first, *later = stages_of(config)
-    assert_follows(at(scheduled_epochs(config), first), SCHEDULES[recipe])
+    rows = scheduled_epochs(schedules_of_stages(config))
+    assert_follows(at(rows, first), SCHEDULES[recipe])
     expected = LATER_STAGES.get(recipe, {})
     values = LATER_VALUES.get(recipe, {})
     if recipe in SECOND_STAGES:
@@ -101,7 +107,7 @@ def test_schedules(recipe):
         values = {"large_margin": SECOND_STAGE_VALUES[recipe]}
     assert later == list(expected)
     for name, moments in expected.items():
-        assert_follows(at(scheduled_epochs(config), name), moments)
+        assert_follows(at(rows, name), moments)
         assert_has(stages_of(config)[name], values[name])
 
 

@@ -55,7 +55,7 @@ class Placement:
 
 
 def build_training_loader(
-    config: Config, inputs: Inputs, start_method: str | None = None, *, reserved_bytes: int = 0
+    config: Config, inputs: Inputs, *, reserved_bytes: int = 0
 ) -> TrainingLoader:
     """Build the loader described by the sections data and augment."""
     # The order is that of the decisions. Lists and headers are checked before anything is decoded
@@ -96,7 +96,7 @@ def build_training_loader(
         is_reading_free=is_flat,
         augments_in_workers=with_reading is not None,
         changed_share=voices.share_at_other_speeds if changes_speed else 0.0,
-        is_spawned=(start_method or workers.DEFAULT_START_METHOD) != "fork",
+        is_spawned=workers.START_METHOD != "fork",
     )
     # If no copy follows, crops are made in the network's own type.
     is_copied = device.type != "cpu" or options.num_workers != 0
@@ -113,14 +113,7 @@ def build_training_loader(
         dtype=np.int16 if is_int16 and is_copied else np.float32,
         changes_speed=changes_speed,
     )
-    running = _placed(
-        maker,
-        options,
-        device,
-        start_method,
-        placement,
-        may_grow=data.num_workers == "auto",
-    )
+    running = _placed(maker, options, device, placement, may_grow=data.num_workers == "auto")
     if augmenter is not None and placement.banks:
         # Babble mixed from training utterances reads the corpus on the device, if it is there.
         corpus = None
@@ -166,7 +159,6 @@ def _placed(
     maker: batches.BatchMaker,
     options: DataOptions,
     device: torch.device,
-    start_method: str | None,
     placement: Placement,
     *,
     may_grow: bool,
@@ -186,7 +178,7 @@ def _placed(
     running: batches.CropMaker = maker
     if options.num_workers:
         pins = device.type == "cuda" and bool(options.pin_memory)
-        running = workers.Workers(maker, options, start_method, pins=pins, may_grow=may_grow)
+        running = workers.Workers(maker, options, pins=pins, may_grow=may_grow)
     in_flight = int(options.num_workers) * int(options.prefetch_factor)
     if maker.reader.is_remote:
         return maker.reader.ahead(running, in_flight)
@@ -230,8 +222,6 @@ def _sampler(
     # Metric losses need several utterances per speaker in a batch to form pairs.
     has_pairs = data.utterances_per_speaker > 1 or config.loss.is_metric
     is_balanced = data.sampler == "balanced" or (data.sampler == "auto" and has_pairs)
-    if not is_balanced and data.utterances_per_speaker > 1:
-        raise ValueError("data.utterances_per_speaker above 1 needs data.sampler: balanced")
     kind = sampling.BalancedSampler if is_balanced else sampling.ShuffledSampler
     sampler = kind(
         training.rows.labels, data, seed=config.runtime.seed, eligible=eligible, voices=voices
@@ -396,7 +386,7 @@ def reserved_for_training(config: Config, net: nn.Module, device: torch.device) 
     data = config.data
     frames = max(data.crop_frames, data.crop_frames_max)
     # Longer crops come in smaller batches, so that a batch holds the same amount of audio.
-    batch_size = max(1, data.batch_size * data.utterances_per_speaker * data.crop_frames // frames)
+    batch_size = max(1, data.utterances_per_batch * data.crop_frames // frames)
     dtype = precision.DTYPES[precision.choose_precision(config.runtime.precision, device).value]
     return compiling.training_bytes(
         net, audio.crop_samples(frames, data.sample_rate), batch_size, dtype

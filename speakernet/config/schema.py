@@ -5,6 +5,7 @@ exists only if the chosen schedule takes it. `loading.py` reads configurations.
 """
 
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from pydantic import Field, SerializeAsAny
@@ -60,6 +61,11 @@ class Config(Options):
     training: TrainingOptions = Field(default_factory=TrainingOptions)
     evaluation: EvaluationOptions = Field(default_factory=EvaluationOptions)
     runtime: RuntimeOptions = Field(default_factory=RuntimeOptions)
+
+    @property
+    def run_folder(self) -> Path:
+        """Where a run with this configuration writes."""
+        return Path(self.training.save_path)
 
 
 class Choice(NamedTuple):
@@ -146,6 +152,8 @@ DEFAULT_NAMES = {holder: choice.default for holder, choice in CHOICES.items()}
 
 Names = Mapping[str, str]
 """Holder -> the chosen name."""
+Sections = Mapping[str, Mapping[str, Any]]
+"""Section -> option -> value."""
 
 
 def split_key(key: str) -> tuple[str, str]:
@@ -157,7 +165,7 @@ def split_key(key: str) -> tuple[str, str]:
     return parts[0], parts[2]
 
 
-def names_in(values: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+def names_in(values: Sections) -> dict[str, str]:
     """The chosen names in these sections, or the default names."""
     names = {}
     # On plain values, because the classes that could check them are chosen by these names.
@@ -228,7 +236,7 @@ def without_removed(key: str, value: Any, dropped: list[str]) -> Any:
     return [item for item in value if f"{key}: {item}" not in REMOVED]
 
 
-def config_from_dict(values: Mapping[str, Mapping[str, Any]]) -> Config:
+def config_from_dict(values: Sections) -> Config:
     """Build a configuration from nested values, as from `model_dump`; missing options keep their
     defaults.
     """
@@ -330,9 +338,7 @@ def stages_of(config: Config) -> dict[str, Config]:
     return stages
 
 
-def _change(
-    before: Config, epochs: int, changes: Mapping[str, Mapping[str, Any]], *, is_first: bool
-) -> Config:
+def _change(before: Config, epochs: int, changes: Sections, *, is_first: bool) -> Config:
     """The configuration of a stage, from that of the stage before it (at first, of the run)."""
     values = before.model_dump()
     once = {} if is_first else ONCE

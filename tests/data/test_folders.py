@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from speakernet.data.audio import AudioError, write_audio
-from speakernet.data.folders import LeftOut, find_recordings, walk_files
+from speakernet.data.folders import LeftOut, walk_files, walk_recordings
 from speakernet.data.lists import ListError, StringTable
 from speakernet.data.opening import open_source
 from speakernet.inference.recordings import audio_inputs
@@ -62,21 +62,21 @@ def test_broken_links(caplog):
     link("gone", "nothing")
     link("gone.wav", "nothing.wav")
     # A recording that cannot be read is named by its reader.
-    assert find_recordings(".") == ["gone.wav"]
+    assert walk_recordings(".") == ["gone.wav"]
     assert "2 links to nothing (first: gone)" in caplog.text
 
 
 def test_a_link_into_a_hidden_folder_is_followed():
     touch(".", ".store/rooms/1.wav")
     link("rooms", ".store/rooms")
-    assert find_recordings(".") == ["rooms/1.wav"]
+    assert walk_recordings(".") == ["rooms/1.wav"]
 
 
 def test_what_is_left_out_is_counted_and_named(caplog):
     caplog.set_level("INFO")
     touch(".", "1.wav", "a/notes.txt", "a/2.TXT", "b/LICENSE")
     touch(".", "._1.wav", ".DS_Store", "__MACOSX/._1.wav", "a/__MACOSX/3.wav")
-    assert find_recordings(".") == ["1.wav"]
+    assert walk_recordings(".") == ["1.wav"]
     assert "2 .txt (first: a/2.TXT), 1 without a suffix (first: b/LICENSE)" in caplog.text
     assert "._" not in caplog.text and "MACOSX" not in caplog.text
 

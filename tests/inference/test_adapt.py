@@ -10,7 +10,6 @@ import torch
 
 import speakernet
 from speakernet.assembly.evaluation import run_evaluation
-from speakernet.assembly.in_browser import RUNTIME_FILES, page_files
 from speakernet.assembly.inputs import Inputs
 from speakernet.checkpoint import read_checkpoint, write_checkpoint
 from speakernet.config import load_config
@@ -18,8 +17,9 @@ from speakernet.data.audio import read_audio, write_audio
 from speakernet.data.lists import read_trials
 from speakernet.evaluation import adaptation, embedding
 from speakernet.evaluation.metrics import eer
-from speakernet.inference.adapt import AS_IT_IS, adapt, cross_validate, embed_domain
+from speakernet.inference.adapt import AS_IT_IS, Labels, adapt, cross_validate, embed_domain
 from speakernet.inference.people import StoreError
+from speakernet.inference.serve.in_browser import RUNTIME_FILES, page_files
 from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
 from tests.tiny_recipe import write_recipe
@@ -166,7 +166,7 @@ def test_sessions_of_one_speaker_alone_do_not_decide(voices, uncalibrated, tmp_p
     notes = []
     verifier = speakernet.load(uncalibrated, "cpu")
     domain = embed_domain(verifier, [str(folder)], tmp_path / "who.csv", notes)
-    assert (domain.who[1] == -1).all()
+    assert (domain.who.sessions == -1).all()
     assert any(note.startswith("1 of 12 speakers") for note in notes)
 
 
@@ -200,7 +200,7 @@ def test_cross_validation():
         fitted_on.append(set(speakers.tolist()))
         return adaptation.centring(some)
 
-    error, (trials, scores) = cross_validate(rows, who, fitter)
+    error, (trials, scores) = cross_validate(rows, Labels(*who), fitter)
     assert len(fitted_on) == 15 and all(len(speakers) == 16 for speakers in fitted_on)
     same_speaker, same_session = who[:, trials.enrol] == who[:, trials.test]
     assert (trials.labels == same_speaker).all() and not same_session.any()
@@ -246,7 +246,7 @@ def test_telephones(voices, tmp_path, monkeypatch, call):
     for name in RUNTIME_FILES:
         (tmp_path / name).touch()
     with pytest.raises(ValueError, match=r"m.adapted.pt: .* repeated to 16 s"):
-        page_files(done.path, tmp_path)
+        page_files(done.path, tmp_path, [])
     # Adapted again, it starts from the network alone; nothing tells these wide-band recordings from
     # others.
     again = adapt(done.path, [voices], out=tmp_path / "again.pt", method="mean")
@@ -300,10 +300,10 @@ def test_telephone_calls(shared_data, tmp_path, succeed):
     enrol = enrol[is_short]
     test = test[is_short]
     is_target = trials.labels[is_short]
-    tested = np.unique(domain.who[0][enrol])
+    tested = np.unique(domain.who.speakers[enrol])
     methods = {
         "as it is": (
-            domain.plain,
+            domain.unchanged_rows,
             lambda rows, _: adaptation.Transform(((np.eye(192), np.zeros(192)),)),
         ),
         "no labels": (domain.rows, lambda rows, _: adaptation.whitening(rows, shrinkage=0.7)),
@@ -314,15 +314,15 @@ def test_telephone_calls(shared_data, tmp_path, succeed):
     }
     errors = dict.fromkeys(methods, 0.0)
     for draw in range(5):
-        fold = np.full(domain.who[0].max() + 1, -1)
+        fold = np.full(domain.who.speakers.max() + 1, -1)
         fold[np.random.default_rng(draw).permutation(tested)] = np.arange(len(tested)) % 5
-        of = fold[domain.who[0]]
+        of = fold[domain.who.speakers]
         for name, (rows, fit) in methods.items():
             scores = []
             labels = []
             for part in range(5):
                 is_tested = (of[enrol] == part) & (of[test] == part)
-                units = fit(rows[of != part], domain.who[0][of != part]).apply(rows)
+                units = fit(rows[of != part], domain.who.speakers[of != part]).apply(rows)
                 scores.append((units[enrol[is_tested]] * units[test[is_tested]]).sum(axis=1))
                 labels.append(is_target[is_tested])
             errors[name] += eer(np.concatenate(scores), np.concatenate(labels)) / 5

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from speakernet import distributed
 from speakernet.data.audio import AudioError, read_audio
-from speakernet.data.folders import find_recordings
+from speakernet.data.folders import walk_recordings
 from speakernet.data.lists import StringTable
 from speakernet.data.lookup import LookupTable, mapped
 from speakernet.data.packed import PackedRows, PackedSource, RamRows, is_packed
@@ -167,7 +167,7 @@ def find_audio_files(root: str | Path) -> list[str]:
     if not root.is_dir():
         scripts = f"{own_command('prepare musan')}, {own_command('prepare rirs')}"
         raise AudioError(f"{root}: no such folder; prepare noise and RIRs with {scripts}")
-    return find_recordings(root)
+    return sorted(walk_recordings(root))
 
 
 class BankFiles(NamedTuple):

@@ -28,6 +28,7 @@ from speakernet.training.options.schedules import LearningRate
 
 LARGEST_SEED = 2**48
 Changes = dict[str, Any]
+"""Options of a section that a stage changes."""
 
 
 class OptimizerOptions(Options):
@@ -57,7 +58,7 @@ class SgdOptions(OptimizerOptions):
     """Use Nesterov momentum."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Nesterov needs a momentum."""
+        """Nesterov's momentum without a momentum."""
         if self.nesterov and self.momentum == 0:
             yield (
                 "nesterov",
@@ -203,11 +204,8 @@ class TrainingOptions(Options):
                 "it",
             )
         if self.stage and self.stage not in names:
-            yield (
-                "stage",
-                f"there is no stage {self.stage!r}; "
-                f"{suggestion(self.stage, names) if names else 'set stages'}",
-            )
+            advice = suggestion(self.stage, names) if names else "set stages"
+            yield "stage", f"there is no stage {self.stage!r}; {advice}"
 
 
 class RuntimeOptions(MachineOptions):
@@ -241,7 +239,7 @@ class RuntimeOptions(MachineOptions):
     """Recompute activations in the backward pass: less memory, more time; turns keep_memory off."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Kernels chosen by timing may differ between runs."""
+        """Kernels chosen by timing, which may differ between runs, in a deterministic run."""
         if self.deterministic and self.cudnn_benchmark is True:
             yield (
                 "cudnn_benchmark",
