@@ -258,7 +258,11 @@ def _choose(
         folder = [str(out_of_domain)]
         source, names = audio_inputs(folder, verifier.sample_rate)
         speakers = _labels_of(list(names), folder, FOLDERS, []).speakers
-        other_domain = _embed(verifier, domain.net, source, names, "other domain"), speakers
+        # Files in no speaker's folder would count as one more speaker.
+        labelled = np.flatnonzero(speakers >= 0)
+        names = names.take(labelled)
+        rows_there = _embed(verifier, domain.net, source, names, "other domain")
+        other_domain = rows_there, speakers[labelled]
     elif method == "coral":
         raise ValueError("coral needs recordings of the other domain; give --out-of-domain FOLDER")
     fitters = _fitters(method, rows, who, other_domain)
