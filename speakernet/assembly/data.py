@@ -86,16 +86,19 @@ def build_training_loader(
         _keep_noise_in_ram(augmenter, reader, data.cache_megabytes << 20)
     changes_speed = device.type == "cpu" or with_reading is not None
     is_int16 = with_reading is None and (is_flat or training.table.all_plain)
+    work = choices.CropWork(
+        # Threads read ahead what is not in memory.
+        is_reading_free=is_flat,
+        augments=with_reading is not None,
+        changed_share=voices.share_at_other_speeds if changes_speed else 0.0,
+    )
     options = _resolve_auto(
         # A corpus on the device needs no workers.
         data.model_copy(update={"num_workers": 0}) if placement.corpus else data,
         sampler,
         device,
+        work,
         sample_bytes=2 if is_int16 else 4,
-        # Threads read ahead what is not in memory.
-        is_reading_free=is_flat,
-        augments_in_workers=with_reading is not None,
-        changed_share=voices.share_at_other_speeds if changes_speed else 0.0,
         is_spawned=workers.START_METHOD != "fork",
     )
     # If no copy follows, crops are made in the network's own type.
@@ -283,11 +286,9 @@ def _resolve_auto(
     data: DataOptions,
     sampler: sampling.Sampler,
     device: torch.device,
+    work: choices.CropWork,
     *,
     sample_bytes: int,
-    is_reading_free: bool,
-    augments_in_workers: bool,
-    changed_share: float,
     is_spawned: bool,
 ) -> DataOptions:
     """The section with every `auto` for workers and queues resolved."""
@@ -298,16 +299,14 @@ def _resolve_auto(
     num_workers = data.num_workers
     if num_workers == "auto":
         choice = choices.choose_num_workers(
+            work,
             cores=usable_cores(),
             num_batches=len(sampler.eligible) // (data.batch_size * sampler.unit),
-            is_reading_free=is_reading_free,
-            augments_in_workers=augments_in_workers,
             trains_on_cpu=device.type == "cpu",
             batch_bytes=batch_bytes,
             free_shared_bytes=free_shared,
             processes_on_machine=distributed.local_world_size(),
             is_spawned=is_spawned,
-            changed_share=changed_share,
         )
         num_workers = choice.value
         logger.info("loader workers: %s", choice)

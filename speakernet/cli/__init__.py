@@ -23,7 +23,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from speakernet.distributed import CommandEnd, is_first, is_first_here, work
-from speakernet.files import check_outputs, is_own, read_secret
+from speakernet.files import ZIP_MARK, FileError, read_secret, refuse_overwriting
 from speakernet.machine.memory import HUGE_PAGES, is_out_of_memory
 from speakernet.terminal import TerminalHandler
 
@@ -112,6 +112,18 @@ SYSTEM_ADVICE = {
 }
 """What to do about a system error; for all others it is to check the path and its permissions."""
 
+MARK_BYTES = 1 << 16
+"""How far from its start and end a file is searched for the mark of this program."""
+MARKS_IN_ZIP = (b"format_version", b"fingerprint.npy", b"speakernet.json")
+"""In a model file, in the embeddings of `embed` and `people export`, and in a torch.export
+archive."""
+MARKS_AT_START = (b'{\n "fingerprint": ', b'{\n "system": ', b"# From wespeaker's ")
+"""Of `people export`, the figures of `benchmark`, and `import-config`."""
+MARKS_BY_SUFFIX = {
+    ".onnx": b"speakernet",
+    ".safetensors": b'"speakernet"',
+    ".html": b'<meta name="generator" content="speakernet">',
+}
 
 EXTRAS = {
     **dict.fromkeys(("fastapi", "uvicorn", "multipart", "python_multipart"), "serve"),
@@ -362,8 +374,8 @@ def _output_names(parser: argparse.ArgumentParser) -> set[str]:
 def _check_outputs(
     command: Command, parser: argparse.ArgumentParser, parsed: argparse.Namespace
 ) -> None:
-    """Refuse outputs that would replace an input, or without --force a file that this program did
-    not write.
+    """Refuse outputs that would replace an input or each other, or without --force a file that this
+    program did not write.
     """
     output_names = _output_names(parser)
     if not output_names:
@@ -381,7 +393,30 @@ def _check_outputs(
     # Some names only follow from several options together, which only the command knows.
     if command.outputs is not None:
         is_ours = command.outputs(parsed)
-    check_outputs(is_ours, inputs, is_forced=parsed.force)
+    refuse_overwriting(is_ours, inputs)
+    for path in is_ours:
+        if path.is_file() and path.stat().st_size and not is_ours[path] and not parsed.force:
+            raise FileError(
+                f"{path} exists, and is not a file that this command wrote; choose another name, "
+                "or replace it with --force"
+            )
+
+
+def is_own(path: Path) -> bool:
+    """Whether a file holds the mark of a file that this program writes with `--out`; False for a
+    missing file.
+    """
+    if not path.is_file():
+        return False
+    # Both ends are read, because a zip has its table of members at the end, and ONNX its metadata.
+    with path.open("rb") as file:
+        content = file.read(MARK_BYTES)
+        file.seek(max(file.tell(), path.stat().st_size - MARK_BYTES))
+        content += file.read()
+    if content.startswith(ZIP_MARK):
+        return any(mark in content for mark in MARKS_IN_ZIP)
+    mark = MARKS_BY_SUFFIX.get(path.suffix.lower())
+    return content.startswith(MARKS_AT_START) or (mark is not None and mark in content)
 
 
 def _refuse_unknown_options(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:

@@ -389,4 +389,4 @@ def _voices(config: Config) -> list[float]:
     """The speed of each voice, in the order of the classes of a head."""
     # The factors have no effect without augmentation.
     augment = config.augment
-    return augment.speed_factors if augment.enabled else RECORDED
+    return list(augment.speed_factors) if augment.enabled else RECORDED

@@ -27,7 +27,6 @@ from speakernet.data.lists import (
     TrialList,
     audio_folder_of,
     read_training_list,
-    read_trials,
 )
 from speakernet.data.names import original_name, session_of
 from speakernet.data.opening import open_source
@@ -123,6 +122,15 @@ class ForeignFiles(NamedTuple):
     """Kaldi matrix applied next, such as an LDA."""
 
 
+class Comparison(NamedTuple):
+    """A labelled trial list on which the adapted model is compared with the unchanged one."""
+
+    trials: TrialList
+    """From `read_trials`."""
+    audio: str | Path | None = None
+    """Folder or packed corpus with its audio; by default the folder of the list."""
+
+
 @dataclass(frozen=True)
 class Adapted:
     """What `adapt` wrote, and how it was chosen."""
@@ -146,11 +154,9 @@ def adapt(
     *,
     labels: str | Path | None = None,
     out: str | Path | None = None,
-    method: str = "auto",
+    method: str | ForeignFiles = "auto",
     out_of_domain: str | Path | None = None,
-    foreign: ForeignFiles | None = None,
-    trials: str | Path | None = None,
-    audio: str | Path | None = None,
+    comparison: Comparison | None = None,
     device: str = "auto",
 ) -> Adapted:
     """Fit a back end on recordings of the target domain and write it into a new model file.
@@ -164,12 +170,11 @@ def adapt(
             session or call.
         out: the file to write; `<model>.adapted.pt` by default.
         method: one of ADAPTATIONS; auto: with labels the best by cross-validation, otherwise
-            whitening, or the mean alone if there are few recordings.
+            whitening, or the mean alone if there are few recordings. The files of a PLDA from
+            another toolkit are imported instead.
         out_of_domain: a folder of other labelled recordings (one folder per speaker), for coral and
             an adapted plda.
-        foreign: a PLDA from another toolkit, used instead of our own methods.
-        trials: a labelled list to compare both models on.
-        audio: the folder of the trials' audio; by default the folder of the list.
+        comparison: the trials on which both models are compared.
         device: where the network runs.
 
     Raises:
@@ -182,24 +187,18 @@ def adapt(
     # scores of the best one's first division also give the new file its calibration. These are
     # scores of speakers that the back end had not seen, but the choice has seen them, so the
     # error rate is a little optimistic, the more so the fewer speakers there are.
-    if method not in ADAPTATIONS:
+    if not isinstance(method, ForeignFiles) and method not in ADAPTATIONS:
         raise ValueError(f"method {method!r}; expected one of {', '.join(ADAPTATIONS)}")
     # Checked before the model is loaded, which takes seconds.
+    if comparison is not None and (reason := why_no_error_rate(comparison.trials)):
+        raise ValueError(reason)
     target = _checked_target(model, out)
     verifier = load(model, device)
-    compared = read_trials(trials) if trials else None
-    if compared is not None and (reason := why_no_error_rate(compared)):
-        raise ValueError(reason)
     notes: list[str] = []
     paths = [str(recording) for recording in recordings]
-    domain = embed_domain(verifier, paths, labels, notes, needs_floor=foreign is None, out=target)
-    if foreign is None:
-        name, transform, tried, scored = _choose(verifier, domain, method, out_of_domain)
-    else:
-        name = f"plda of {Path(foreign.plda).name}"
-        transform = import_plda(domain.rows, foreign)
-        tried = {}
-        scored = None
+    needs_floor = not isinstance(method, ForeignFiles)
+    domain = embed_domain(verifier, paths, labels, notes, needs_floor=needs_floor, out=target)
+    name, transform, tried, scored = _choose(verifier, domain, method, out_of_domain)
     if not all(np.isfinite(values).all() for values in itertools.chain(*transform.maps)):
         raise ValueError(
             f"{name}: the recordings vary too little to fit it; give recordings of more people. "
@@ -224,8 +223,8 @@ def adapt(
         several = fit_several_on_people(transform.apply(domain.rows), speakers, transform.plda)
         fit = replace(fit, several=several)
         contents |= fit.changes(contents)
-    if compared is not None:
-        notes += _compare(verifier, contents, compared, audio, domain.names)
+    if comparison is not None:
+        notes += _compare(verifier, contents, comparison, domain.names)
     write_checkpoint(target, contents)
     return Adapted(target, name, num_recordings, num_speakers, tried, fit, notes)
 
@@ -246,19 +245,28 @@ def _checked_target(model: str | Path, out: str | Path | None) -> Path:
 
 
 def _choose(
-    verifier: SpeakerVerifier, domain: Domain, method: str, out_of_domain: str | Path | None
+    verifier: SpeakerVerifier,
+    domain: Domain,
+    method: str | ForeignFiles,
+    out_of_domain: str | Path | None,
 ) -> tuple[str, Transform, dict[str, float], ScoredTrials | None]:
-    """The best back end, or without labels the default one: its name, what was fitted, the EERs of
-    all methods in percent, and its scores of held-out speakers.
+    """The best back end, or without labels the default one, or the imported one: its name, what was
+    fitted, the EERs of all methods in percent, and its scores of held-out speakers.
     """
     rows = domain.rows
     who = domain.who
+    if isinstance(method, ForeignFiles):
+        return f"plda of {Path(method.plda).name}", import_plda(rows, method), {}, None
     other_domain = None
     if out_of_domain is not None:
         folder = [str(out_of_domain)]
         source, names = audio_inputs(folder, verifier.sample_rate)
         speakers = _labels_of(list(names), folder, FOLDERS, []).speakers
-        other_domain = _embed(verifier, domain.net, source, names, "other domain"), speakers
+        # Files in no speaker's folder would count as one more speaker.
+        labelled = np.flatnonzero(speakers >= 0)
+        names = names.take(labelled)
+        rows_there = _embed(verifier, domain.net, source, names, "other domain")
+        other_domain = rows_there, speakers[labelled]
     elif method == "coral":
         raise ValueError("coral needs recordings of the other domain; give --out-of-domain FOLDER")
     fitters = _fitters(method, rows, who, other_domain)
@@ -720,14 +728,14 @@ def adapted_contents(
 def _compare(
     verifier: SpeakerVerifier,
     contents: dict[str, Any],
-    trials: TrialList,
-    audio: str | Path | None,
+    comparison: Comparison,
     names: list[str],
 ) -> list[str]:
     """Compare both models on a trial list: their EERs, and the differences with intervals over
     speakers.
     """
-    folder = Path(audio) if audio else audio_folder_of(trials.source)
+    trials = comparison.trials
+    folder = Path(comparison.audio or audio_folder_of(trials.source))
     source = open_source(folder, verifier.sample_rate, show_progress=True)
     # The comparison is optimistic if the list shares recordings with the adaptation, so their
     # number is reported.

@@ -37,7 +37,7 @@ def layers_to_adapt(backbone: nn.Module, options: PretrainedOptions) -> list[str
     layer.
     """
     kind = str(backbone.config.model_type)  # type: ignore[union-attr]
-    targets = options.lora_targets
+    targets = list(options.lora_targets)
     if targets == ["auto"]:
         targets = TARGETS.get(kind, DEFAULT_TARGETS)
     supported = set()

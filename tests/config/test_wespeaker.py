@@ -286,4 +286,4 @@ def test_large_margin_configuration_alone():
     theirs["projection_args"] = {"project_type": "arc_margin_intertopk_subcenter"}
     assert convert(theirs) == 0
     config = converted()
-    assert config.augment.speed_factors == [1.0] and config.loss.inter_top_k == 0
+    assert config.augment.speed_factors == (1.0,) and config.loss.inter_top_k == 0

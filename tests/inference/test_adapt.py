@@ -147,6 +147,16 @@ def test_copies_count_once(voices, uncalibrated, tmp_path):
     assert done.num_recordings == 24 and "s11/9.wav: a copy of" in " ".join(done.notes)
 
 
+def test_other_domain(voices, uncalibrated, tmp_path):
+    """Files of the other domain that lie in no speaker's folder change nothing."""
+    other = few_files(tmp_path / "other", voices, 4, 3)
+    kinds = {"labels": "folders", "method": "plda", "out_of_domain": other}
+    tried = adapt(uncalibrated, [voices], out=tmp_path / "a.pt", **kinds).tried
+    for file in voices.glob("s0[4-9]/*.wav"):
+        shutil.copy(file, other / f"{file.parent.name}{file.name}")
+    assert adapt(uncalibrated, [voices], out=tmp_path / "b.pt", **kinds).tried == tried
+
+
 def test_noise_is_no_domain(uncalibrated, tmp_path):
     for number in range(20):
         hiss = np.random.default_rng(number).standard_normal(48000).astype(np.float32)

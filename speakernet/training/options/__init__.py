@@ -20,6 +20,7 @@ from speakernet.options import (
     InputPath,
     NotNegative,
     Options,
+    Several,
     Share,
     Switch,
     suggestion,
@@ -148,7 +149,7 @@ class TrainingOptions(Options):
     root."""
     log_interval: Count = 20
     """Optimizer steps between two records in metrics.jsonl and the trackers."""
-    trackers: list[Literal["tensorboard", "wandb", "mlflow"]] = Field(default=["tensorboard"])
+    trackers: Several[Literal["tensorboard", "wandb", "mlflow"]] = ("tensorboard",)
     """Where to send curves, configuration, figures and model file; wandb and mlflow: pip install
     '.[trackers]'."""
     patience: CountOrZero = 0
@@ -171,7 +172,7 @@ class TrainingOptions(Options):
     """Compress checkpoint files: smaller by about a tenth, slower to write."""
     max_grad_norm: NotNegative = 5.0
     """Clip gradients to this norm; 0 turns clipping off (the norm is still logged)."""
-    stages: Annotated[list[StageOptions], MaxLen(8)] = Field(default=[])
+    stages: Annotated[Several[StageOptions], MaxLen(8)] = ()
     """Consecutive stages, each with its epochs and changed options; empty: a single stage."""
     stage: str = ""
     """Name of the stage to start with; earlier stages are not trained further."""
