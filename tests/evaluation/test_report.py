@@ -18,15 +18,15 @@ import pytest
 import speakernet
 from speakernet.cli import main
 from speakernet.data.audio import AudioError, write_audio
-from speakernet.evaluation import plots
 from speakernet.evaluation.calibration import BY_QUALITY
 from speakernet.evaluation.files import Evaluation, read_run
-from speakernet.evaluation.metrics import eer, error_rates
-from speakernet.evaluation.plots import PALETTE, figure_svg
+from speakernet.evaluation.metrics import eer
+from speakernet.evaluation.plots import PALETTE
 from speakernet.evaluation.report import write_evaluation, write_report
 from speakernet.evaluation.report.page import WORDS
 from speakernet.evaluation.results import Results
 from tests.evaluation.report_runs import make_run, make_trials
+from tests.outcomes import results_of
 
 SECTIONS = [
     "result",
@@ -92,10 +92,12 @@ def run(tmp_path, finished):
 
 def test_page(run):
     page = Checker(run / "report.html")
-    results = json.loads((run / "results.json").read_text())
+    results = results_of(run)
     text = unescape(page.text)
     assert [anchor for anchor in page.ids if anchor in SECTIONS] == SECTIONS
-    assert all(link.startswith("#") or link == "data:," for link in page.links)
+    anchors = {link.removeprefix("#") for link in page.links} - {"data:,"}
+    assert anchors | set(re.findall(r"url\(#([^)]+)\)", page.text)) <= set(page.ids)
+    assert not any(light in page.text.split("</style>")[-1] for light, _ in PALETTE.values())
     assert (
         not page.tags & {"script", "iframe", "img"}
         and "@import" not in text
@@ -166,13 +168,9 @@ def test_verdict_agrees_with_the_figures(tmp_path, trials, cost, moved, embeddin
     results = dataclasses.replace(given.results, **facts)
     text = write_report(tmp_path / "run", dataclasses.replace(given, results=results)).read_text()
     assert f"would fail. {verdict}" in text and f"<b>{cost:.3f}</b>" in text
-    pairs = list(zip(given.scores, trials.labels, strict=True))
-    missed = 100 * sum(score < limit for score, label in pairs if label) / results.num_targets
-    accepted = (
-        100
-        * sum(score >= limit for score, label in pairs if not label)
-        / (len(pairs) - results.num_targets)
-    )
+    is_target = trials.labels == 1
+    missed = 100 * np.mean(given.scores[is_target] < limit)
+    accepted = 100 * np.mean(given.scores[~is_target] >= limit)
     name = (
         "threshold used by verify"
         if (embedding, notes) == ("whole", [])
@@ -255,7 +253,7 @@ def without_curves(path):
 
 def test_page_again_from_files_alone(run):
     first = without_curves(run / "report.html")
-    results = json.loads((run / "results.json").read_text())
+    results = results_of(run)
     assert main(["report", str(run)]) == 0
     assert without_curves(run / "report.html") == first
     read = read_run(run)
@@ -364,30 +362,6 @@ def test_broken_results_are_named(tmp_path, content):
 def test_incomplete_results_are_refused(name, value):
     with pytest.raises(ValueError, match=name):
         Results.from_dict({name: value})
-
-
-def overlapping_scores(random, num_trials=400):
-    labels = np.arange(num_trials) % 4 == 0
-    return random.standard_normal(num_trials) + 2.0 * labels, labels.astype(np.int8)
-
-
-def test_svg(random):
-    scores, labels = overlapping_scores(random)
-    rates = error_rates(scores, labels)
-    texts = [
-        figure_svg(plots.det_figure(rates, {}), name, 'of "a" & <b>') for name in ("one", "two")
-    ]
-    assert not any(light in text for text in texts for light, _ in PALETTE.values())
-    assert (
-        "var(--series-1)" in texts[0]
-        and 'aria-label="of &quot;a&quot; &amp; &lt;b&gt;"' in texts[0]
-    )
-    names = [set(re.findall(r'\bid="([^"]+)"', text)) for text in texts]
-    assert names[0] and not names[0] & names[1]
-    for text, known in zip(texts, names, strict=True):
-        assert set(re.findall(r'(?:xlink:href="#|url\(#)([^")]+)', text)) <= known
-    again = figure_svg(plots.det_figure(rates, {}), "one", 'of "a" & <b>')
-    assert again == texts[0]
 
 
 def test_the_glossary_agrees_with_the_page(run):
