@@ -2,16 +2,14 @@
 offline; pushed.
 """
 
-import functools
 import hashlib
-import http.server
 import re
-import threading
 from pathlib import Path
 
 import huggingface_hub.constants as constants
 import pytest
 import torch
+import yaml
 
 import speakernet
 from speakernet.assembly import published
@@ -26,16 +24,10 @@ REFERENCE = (
     Path(__file__).resolve().parents[3] / "shared" / "reference" / "campplus_3dspeaker_192.pt"
 )
 CASE = next(case for case in GOLDEN if case.get("note") == "custom")
-ENTRY = {
-    **{
-        "importer": "redimnet",
-        "model": "ReDimNet",
-        "licence": "MIT",
-        "trained_on": "nothing",
-        "sample_rate": 16000,
-    },
-    **{"eer": {"VoxCeleb1-O": 1.5}, "parameters": "0.3 M"},
-}
+ENTRY = yaml.safe_load("""
+{importer: redimnet, model: ReDimNet, licence: MIT, trained_on: nothing, sample_rate: 16000,
+eer: {VoxCeleb1-O: 1.5}, parameters: 0.3 M}
+""")
 
 
 @pytest.fixture(scope="module")
@@ -46,33 +38,22 @@ def checkpoint(tmp_path_factory):
     return path
 
 
-class Files(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_):
-        """Log nothing."""
-
-
 @pytest.fixture()
 def server(checkpoint, tmp_path, monkeypatch):
     """A local hub with the checkpoint, and the names `redimnet/tiny` (on the hub) and
     `redimnet/address`.
     """
     monkeypatch.setenv("SPEAKERNET_CACHE", str(tmp_path / "ours"))
-    files = http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), functools.partial(Files, directory=checkpoint.parent)
-    )
-    threading.Thread(target=functools.partial(files.serve_forever, 0.05), daemon=True).start()
-    table = {
-        "redimnet/tiny": {**ENTRY, "hub": "authors/tiny", "files": ["absent.pt", "tiny.pt"]},
-        "redimnet/address": {**ENTRY, "url": f"http://127.0.0.1:{files.server_port}/tiny.pt"},
-    }
-    monkeypatch.setattr(published, "catalogue", lambda: table)
     (folder := tmp_path / "authors").mkdir()
     (folder / "tiny.pt").write_bytes(checkpoint.read_bytes())
     with local_hub(monkeypatch, tmp_path / "hub") as hub:
         hub.folders["authors/tiny"] = folder
+        table = {
+            "redimnet/tiny": {**ENTRY, "hub": "authors/tiny", "files": ["absent.pt", "tiny.pt"]},
+            "redimnet/address": {**ENTRY, "url": f"{hub.address}/authors/tiny/tiny.pt"},
+        }
+        monkeypatch.setattr(published, "catalogue", lambda: table)
         yield hub
-    files.shutdown()
-    files.server_close()
 
 
 def refused(capsys, *words):
