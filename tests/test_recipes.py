@@ -131,8 +131,8 @@ def test_full_size(recipe):
     refuse_impossible(config, net, torch.device("cpu"))
 
 
-def test_schedule_as_a_table(capsys):
-    assert main(["show-config", "--config", "voxceleb/resnet34.yaml", "--schedule"]) == 0
+def test_schedule_as_a_table(capsys, succeed):
+    succeed("show-config --config voxceleb/resnet34.yaml --schedule")
     lines = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
     rows = {row[0]: [cell.strip() for cell in row[1:] if cell.strip()] for row in lines}
     assert rows["epoch"] == ["learning rate", "margin"]
@@ -162,7 +162,7 @@ def test_every_recipe_trains(recipe, tiny_corpus, tmp_path):
 @pytest.mark.slow
 @pytest.mark.needs("transformers", "peft")
 @pytest.mark.parametrize("recipe", LATER_STAGES)
-def test_every_stage_of_a_recipe_trains(recipe, tiny_corpus, tmp_path):
+def test_every_stage_of_a_recipe_trains(recipe, tiny_corpus, tmp_path, succeed):
     """Two steps of each stage behind a tiny backbone of the recipe's kind."""
     from tests.models.test_pretrained import make
 
@@ -184,7 +184,7 @@ def test_every_stage_of_a_recipe_trains(recipe, tiny_corpus, tmp_path):
     short = "--data.num_workers 0 --evaluation.eval_frames 80 --evaluation.bootstrap_samples 0"
     lists = small_lists(tiny_corpus, tmp_path, 1)
     line = f"train --config {tmp_path}/small.yaml --save_path {run} {lists} {short}"
-    assert main(line.split()) == 0
+    succeed(line)
     assert len(later_stages(run)) == 2
     for folder in ("", *(stage.name for stage in later_stages(run).values())):
         saved = read_own_checkpoint(run / folder / "last.pt")

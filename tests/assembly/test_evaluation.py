@@ -110,7 +110,7 @@ def test_training_calibrates_for_detected_speech(tiny_corpus, tmp_path, model, m
     assert speakernet.load(model, "cpu").cuts_speech
 
 
-def test_a_finished_run_keeps_a_later_calibration(tiny_corpus, tmp_path, model):
+def test_a_finished_run_keeps_a_later_calibration(tiny_corpus, tmp_path, model, succeed):
     options = f"--validation_list {tiny_corpus}/trials.txt --data.validation_path {tiny_corpus}"
     config = configure(tiny_corpus, tmp_path, options)
     evaluated(config, model, after_training=True)
@@ -118,7 +118,7 @@ def test_a_finished_run_keeps_a_later_calibration(tiny_corpus, tmp_path, model):
     other.write_text(
         "".join((tiny_corpus / "trials.txt").read_text().splitlines(keepends=True)[::-1])
     )
-    assert main(f"calibrate --model {model} --trials {other} --audio {tiny_corpus}".split()) == 0
+    succeed(f"calibrate --model {model} --trials {other} --audio {tiny_corpus}")
     calibrated = read_checkpoint(model)["thresholds"]
     evaluated(config, model, after_training=True)
     assert calibrated == read_checkpoint(model)["thresholds"]

@@ -84,12 +84,12 @@ def test_table():
         assert published.catalogue()["3dspeaker/campplus-zh-en"]["sha256"] == sha256_of(REFERENCE)
 
 
-def test_names_as_model_files(server, checkpoint, tmp_path, monkeypatch, capsys):
+def test_names_as_model_files(server, checkpoint, tmp_path, monkeypatch, capsys, succeed):
     # The connection is cut once; the library keeps complete blocks.
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 65536)
     server.cut_at = checkpoint.stat().st_size // 2
     for name in ("redimnet/tiny", "redimnet/address"):
-        assert main(["fetch", name, "--out", str(tmp_path / "copy.pt")]) == 0
+        succeed(f"fetch {name} --out {tmp_path}/copy.pt")
         summary = read_checkpoint(tmp_path / "copy.pt")["training_summary"]
         assert (
             summary["licence"] == "MIT"
@@ -109,7 +109,7 @@ def test_names_as_model_files(server, checkpoint, tmp_path, monkeypatch, capsys)
     found = verifier.embed_features(features)[0]
     assert (found - wanted).norm() / wanted.norm() < 1e-4
     assert main(["info", "redimnet/address"]) == 0 and "MIT" in capsys.readouterr().out
-    assert main(["models"]) == 0
+    succeed("models")
     listed = capsys.readouterr().out.splitlines()
     assert len(listed) == 5 and re.search(
         r"redimnet/tiny +1\.5 +- +0\.3 M +1 MB +MIT +yes +nothing", listed[1]
@@ -122,7 +122,7 @@ def test_names_as_model_files(server, checkpoint, tmp_path, monkeypatch, capsys)
     )
 
 
-def test_unexpected_content(server, checkpoint, tmp_path, capsys):
+def test_unexpected_content(server, checkpoint, tmp_path, capsys, succeed):
     right = sha256_of(checkpoint)
     wrong = "0" * 64
     for name in published.catalogue():
@@ -136,7 +136,7 @@ def test_unexpected_content(server, checkpoint, tmp_path, capsys):
             and not models_kept(tmp_path)
         )
         del published.catalogue()[name]["sha256"]
-        assert main(["fetch", name]) == 0
+        succeed(f"fetch {name}")
         # Without a published checksum, the checksum of the first fetch counts.
         published.cached(name).unlink()
         note = published.cached(name).with_suffix(".sha256")
@@ -146,7 +146,7 @@ def test_unexpected_content(server, checkpoint, tmp_path, capsys):
         note.unlink()
 
 
-def test_names_that_cannot_be_fetched(server, tmp_path, monkeypatch, capsys):
+def test_names_that_cannot_be_fetched(server, tmp_path, monkeypatch, capsys, succeed):
     server.private.add("authors/tiny")
     server.folders["authors/empty"] = tmp_path / "hub"
     (tmp_path / "hub").mkdir()
@@ -166,7 +166,7 @@ def test_names_that_cannot_be_fetched(server, tmp_path, monkeypatch, capsys):
     # A mistyped path is not taken for a name on the hub.
     assert "give a model file" in refused(capsys, "verify", "a", "b", "--model", f"{tmp_path}/best")
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    assert main(["fetch", "redimnet/tiny"]) == 0
+    succeed("fetch redimnet/tiny")
     published.cached("redimnet/tiny").unlink()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -189,11 +189,11 @@ def test_no_code_is_run(server, tmp_path, monkeypatch, capsys):
     assert not Path("harmed").exists() and not models_kept(tmp_path)
 
 
-def test_push(server, tmp_path, monkeypatch, capsys):
+def test_push(server, tmp_path, monkeypatch, capsys, succeed):
     file = str(published.fetch("redimnet/tiny"))
     assert "hf auth login" in refused(capsys, "push", "us/voices", "--model", file)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    assert main(["push", "us/voices", "--model", file, "--private"]) == 0
+    succeed(f"push us/voices --model {file} --private")
     assert f"{server.address}/us/voices" in capsys.readouterr().out
     folder = server.folders["us/voices"]
     assert sha256_of(folder / "model.pt") == sha256_of(file) and "us/voices" in server.private

@@ -137,7 +137,7 @@ def test_run_in_its_eval_folder(systems, run):
     assert "A and B are equal" in run("compare", "run", "b")[1]
 
 
-def test_several_systems_with_a_stored_list(systems, run, capsys):
+def test_several_systems_with_a_stored_list(systems, run, capsys, succeed):
     for name in "abc":
         assert run("evaluate", "--scores", name, "--save_path", f"{name}/eval/trials")[0] == 0
         Path(name, "scores.txt").rename(f"{name}.txt")
@@ -145,7 +145,7 @@ def test_several_systems_with_a_stored_list(systems, run, capsys):
         "warnings": ["the best checkpoint was chosen on this very list: x"]
     }
     Path("a/eval/trials/results.json").write_text(json.dumps(values))
-    assert main(["compare", "a", "b", "c", "--draws", "100"]) == 0
+    succeed("compare a b c --draws 100")
     out = capsys.readouterr().out
     assert (
         "A is better than B" in out
@@ -156,7 +156,7 @@ def test_several_systems_with_a_stored_list(systems, run, capsys):
         4
     ]
     # A score file has no labels, so they come from the folder, in any order.
-    assert main(["compare", "a.txt", "b", "--draws", "100"]) == 0
+    succeed("compare a.txt b --draws 100")
     assert main(["compare", "a.txt", "b.txt"]) == 1
     assert main(["compare", "a"]) == 1
     assert "--trials" in capsys.readouterr().err
@@ -351,7 +351,7 @@ def test_significance_after_correction():
     assert p_value_of(np.empty(0)) == p_value_of(np.zeros(5)) == 1.0
 
 
-def test_labels_of_evaluate(systems, trials, run, capsys):
+def test_labels_of_evaluate(systems, trials, run, capsys, succeed):
     """Labels come from a folder or the fourth column, as in `compare`."""
     assert run("evaluate", "--scores", "a", "--save_path", "kept")[0] == 0
     names = list(trials.names)
@@ -369,7 +369,7 @@ def test_labels_of_evaluate(systems, trials, run, capsys):
     ]
     Path("labelled.txt").write_text("".join(lines))
     for given in ("kept", "labelled.txt"):
-        assert main(["evaluate", "--scores", given, "--draws", "0"]) == 0
+        succeed(f"evaluate --scores {given} --draws 0")
         assert f"EER {eer(systems['a'], trials.labels):.3f} %" in capsys.readouterr().out
 
 

@@ -117,7 +117,7 @@ def test_scores_by_hand(lists):
 
 
 @pytest.mark.slow
-def test_evaluation(tiny_corpus, tmp_path, capsys):
+def test_evaluation(tiny_corpus, tmp_path, capsys, succeed):
     lines = [line.split() for line in (tiny_corpus / "trials.txt").read_text().splitlines()]
     names = sorted({name for _, *pair in lines for name in pair})
     speakers = sorted({name.split("/")[-2] for name in names})
@@ -132,7 +132,7 @@ def test_evaluation(tiny_corpus, tmp_path, capsys):
         "evaluation": {"eval_frames": 60, "bootstrap_samples": 20},
     }
     recipe = write_recipe(tmp_path / "run.yaml", tiny_corpus, tmp_path / "run", data)
-    assert main(["train", "--config", str(recipe)]) == 0
+    succeed(f"train --config {recipe}")
     results = results_of(tmp_path / "run")
     assert results["num_trials"] == len(speakers) ** 2
     assert {"trials", "enrolment"} <= {listed["role"] for listed in results["lists"]}

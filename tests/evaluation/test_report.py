@@ -214,7 +214,7 @@ def test_in_a_notebook(run, tmp_path):
         speakernet.Report(run).plot_det()
 
 
-def test_hardest_trials(run, trials, tmp_path):
+def test_hardest_trials(run, trials, tmp_path, succeed):
     text = unescape((run / "report.html").read_text())
     scores = read_run(run).scores
     corpus = tmp_path / "corpus"
@@ -236,7 +236,7 @@ def test_hardest_trials(run, trials, tmp_path):
     # The last cell of the first row is of a silent recording.
     silent = re.findall(r"<td>([^<]*)<div", text)[1]
     write_audio(corpus / silent, np.zeros(16000, dtype=np.float32))
-    assert main(["report", str(run), "--audio", str(corpus)]) == 0
+    succeed(f"report {run} --audio {corpus}")
     number = trials.names.index(silent)
     num_spoilt = np.count_nonzero((trials.enrol == number) | (trials.test == number))
     page = Checker(run / "report.html")
@@ -251,16 +251,16 @@ def without_curves(path):
     return re.sub(r"<svg.*?</svg>\n?", "<svg>", path.read_text(), flags=re.DOTALL)
 
 
-def test_page_again_from_files_alone(run):
+def test_page_again_from_files_alone(run, succeed):
     first = without_curves(run / "report.html")
     results = results_of(run)
-    assert main(["report", str(run)]) == 0
+    succeed(f"report {run}")
     assert without_curves(run / "report.html") == first
     read = read_run(run)
     assert eer(read.scores, read.labels) == pytest.approx(results["eer_percent"], abs=1e-3)
 
 
-def test_unlabelled_pairs(tmp_path, trials, run):
+def test_unlabelled_pairs(tmp_path, trials, run, succeed):
     folder = run / "eval" / "pairs"
     given = make_run(folder, trials)
     for name in ("metrics.jsonl", "config.yaml", "results.json"):
@@ -297,7 +297,7 @@ def test_unlabelled_pairs(tmp_path, trials, run):
     assert {"result", "trials", "facts"} <= set(page.ids) and not {"training", "errors"} & set(
         page.ids
     )
-    assert main(["report", str(folder)]) == 0
+    succeed(f"report {folder}")
     assert without_curves(folder / "report.html") == first
 
 
@@ -310,8 +310,8 @@ def test_run_that_still_trains(run):
     assert "Not evaluated yet" in page.text and "training" in page.ids and "errors" not in page.ids
 
 
-def test_export(run, tmp_path):
-    assert main(["report", str(run), "--export", str(tmp_path / "paper")]) == 0
+def test_export(run, tmp_path, succeed):
+    succeed(f"report {run} --export {tmp_path}/paper")
     names = {path.name for path in (tmp_path / "paper").iterdir()}
     # Nothing that somebody changed or wrote is replaced without --force.
     command = ["report", str(run), "--export", str(tmp_path / "paper")]

@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from speakernet.cli import main
 from speakernet.losses.options import LOSSES
 from speakernet.models.importers.voxceleb_trainer import recognize
 from speakernet.models.model_file import load_initial_weights, load_model_file
@@ -245,7 +244,7 @@ def test_options(tmp_path, succeed, refuse):
 @pytest.mark.parametrize(
     ("loss", "name"), [("angleproto", "ResNetSE34L-SAP"), ("proto", "ResNetSE34L-SAP-raw")]
 )
-def test_golden_scores(loss, name, shared_data, tmp_path, monkeypatch, caplog):
+def test_golden_scores(loss, name, shared_data, tmp_path, monkeypatch, caplog, succeed):
     """Ten pairs of real utterances, scored with its command's flags, against the scores of its
     code.
     """
@@ -262,7 +261,7 @@ def test_golden_scores(loss, name, shared_data, tmp_path, monkeypatch, caplog):
     )
     words = f"train --eval --model ResNetSE34L --log_input --trainfunc {loss} --eval_frames 300"
     words += " --initial_model their.model --test_list list.txt --nOut 16 --save_path check"
-    assert main(f"{words} --test_path {shared_data}/speechocean_mini".split()) == 0
+    succeed(f"{words} --test_path {shared_data}/speechocean_mini")
     assert "voxceleb_trainer" in caplog.text
     lines = [
         line.rsplit(maxsplit=1)
