@@ -4,7 +4,7 @@ original.
     python benchmark_performance.py --config exp01.yaml --num_batches 100
     python benchmark_performance.py --config exp01.yaml --compare --rounds 3 --json figures.json
     python benchmark_performance.py --config exp01.yaml --loading --num_batches 20 --rounds 4
-    python benchmark_performance.py --scoring [PART …] [--scoring_trials veri_test.txt]
+    python benchmark_performance.py --scoring [PART …]
     python benchmark_performance.py --steps [all | VARIANT …]
 
 All alternate (A B A B …) and print medians. --compare trains and evaluates whole epochs of the
@@ -42,11 +42,6 @@ ARGUMENTS = {
         "nargs": "*",
         "metavar": "PART",
         "help": "measure scoring, score normalisation and metrics, or only these parts of them",
-    },
-    "--scoring_trials": {
-        "default": "",
-        "metavar": "LIST",
-        "help": "with --scoring: trials to score",
     },
     "--threads": {
         "type": int,

@@ -22,10 +22,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-from scipy.signal import fftconvolve, firwin2, resample_poly
+import torch
+from scipy.signal import fftconvolve, firwin2
 
 import speakernet
 from speakernet.data.audio import SAMPLE_RATE, audio_info, read_audio, write_audio
+from speakernet.data.augment.augmenter import mu_law_codec, telephone_band
 from speakernet.data.levels import FRAME_SECONDS, frame_powers
 from speakernet.inference.verifier import enroll
 from speakernet.inference.who.conversation import Turn
@@ -41,6 +43,7 @@ QUIET_DB = 30.0
 PAUSE_SECONDS = 0.5
 MARGIN_SECONDS = 0.5
 ENROLLED = 2
+SNR_DB = 15.0
 KINDS = ("unknown", "known")
 """Whether the number of speakers is given."""
 
@@ -56,18 +59,8 @@ def spoken(waveform: np.ndarray) -> list[tuple[int, int]]:
 
 def by_telephone(waveform: np.ndarray) -> np.ndarray:
     """Simulate a telephone: 300 to 3,400 Hz at 8 kHz, 8-bit mu-law."""
-    band = fftconvolve(
-        resample_poly(waveform, 1, 2),
-        firwin2(129, [0, 250, 350, 3350, 3500, 4000], [0, 0, 1, 1, 0, 0], fs=8000),
-        "same",
-    )
-    # Mu-law as in G.711, in 255 steps: small samples are coded finely, large ones coarsely. The
-    # peak is scaled to full range first, so that quiet recordings do not sink into the steps.
-    loudest = np.abs(band).max() + 1e-9
-    compressed = np.sign(band) * np.log1p(255 * np.abs(band) / loudest) / np.log(256)
-    coded = np.round(127 * compressed) / 127
-    expanded = np.sign(coded) * np.expm1(np.abs(coded) * np.log(256)) / 255
-    return resample_poly(expanded * loudest, 2, 1).astype(np.float32)
+    band = telephone_band(torch.from_numpy(waveform)[None], SAMPLE_RATE)
+    return mu_law_codec(band, SAMPLE_RATE)[0].numpy()
 
 
 def by_microphone(waveform: np.ndarray, number: int) -> np.ndarray:
@@ -139,7 +132,6 @@ def disturbed(
     mixed: np.ndarray,
     noises: list[Path],
     rir: Path | None,
-    snr_db: float,
     random: np.random.Generator,
 ) -> np.ndarray:
     """Add reverberation and concatenated noise, and scale the peak to 0.9."""
@@ -159,7 +151,7 @@ def disturbed(
             noise = np.concatenate([noise, read_audio(noises[random.integers(len(noises))])])
         noise = noise[: len(mixed)]
         mixed = mixed + noise * np.sqrt(
-            np.square(mixed).mean() / np.square(noise).mean() / 10 ** (snr_db / 10)
+            np.square(mixed).mean() / np.square(noise).mean() / 10 ** (SNR_DB / 10)
         )
     return 0.9 * mixed / np.abs(mixed).max()
 
@@ -262,7 +254,7 @@ class Conversations:
             spoken_files, arguments.seconds, arguments.overlap, arguments.channel, random
         )
         path = arguments.out / f"{name}.flac"
-        write_audio(path, disturbed(mixed, self.noises, rir, arguments.snr, random))
+        write_audio(path, disturbed(mixed, self.noises, rir, random))
         self.write_turns("reference", name, turns)
         store = None
         enrolled = speakers[: arguments.enrolled or (count + 1) // 2]
@@ -326,7 +318,6 @@ def main() -> None:
     parser.add_argument("--channel", choices=["telephone", "microphones"])
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--overlap", type=float, default=0.1)
-    parser.add_argument("--snr", type=float, default=15.0)
     parser.add_argument("--collar", type=float, default=0.25)
     parser.add_argument("--seed", type=int, default=1)
     conversations = Conversations(parser.parse_args())

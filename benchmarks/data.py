@@ -6,13 +6,14 @@ corpora are comparable; noise and RIRs are laid out like MUSAN and RIRS_NOISES, 
 pipeline requires.
 """
 
-import os
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.classic import ClassicAugmentation
 from speakernet.config.schema import Config
 from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.data.audio import read_audio, to_int16, write_audio
@@ -30,7 +31,6 @@ CLASSIC_FOLDERS = {"noise": "noise", "music": "music", "babble": "speech"}
 MAX_CLIPS_OF_A_KIND = 60
 MAX_ROOMS = 100
 UTTERANCE_SAMPLES = 128_000
-CROP_SAMPLES = 32_000
 """8 s, about the mean of VoxCeleb2."""
 
 
@@ -79,14 +79,14 @@ def prepare_data(config: Config, folder: Path, num_utterances: int) -> Benchmark
         )
     training = read_training_list(data.train_list)
     source = open_source(data.train_path or Path(data.train_list).parent, sample_rate)
-    random = np.random.default_rng(config.runtime.seed)
+    numbers = np.random.default_rng(config.runtime.seed)
     names = []
     labels = []
     for number in range(num_utterances):
         # Spread over the whole list, which is usually sorted by speaker: the first rows alone would
         # be the voices of a few.
         first = number * len(training) // num_utterances
-        num_samples = int(random.uniform(*SECONDS_RANGE) * sample_rate)
+        num_samples = int(numbers.uniform(*SECONDS_RANGE) * sample_rate)
         waveform = _join(source, training.paths, first, num_samples)
         # Several recordings per folder, as in a real corpus.
         name = f"{number % 97:02d}/{number:05d}"
@@ -134,6 +134,14 @@ def write_noise(config: Config, folder: Path) -> None:
         write_audio(path, 0.99 * response / np.abs(response).max(), sample_rate)
 
 
+def classic_augmentation(
+    config: Config, folder: Path, generator: random.Random
+) -> ClassicAugmentation:
+    """The classic pipeline's, with what `write_noise` has written to the folder."""
+    noise = str(folder / "musan")
+    return ClassicAugmentation(noise, str(folder / "rirs"), config.data.crop_frames, generator)
+
+
 class Noise(PackInput):
     """Utterances of noise; only their size matters."""
 
@@ -151,14 +159,3 @@ class Noise(PackInput):
         """See `PackInput.decode`."""
         first = row % UTTERANCE_SAMPLES
         return self._samples[first : first + UTTERANCE_SAMPLES]
-
-
-def drop_pages(path: Path) -> None:
-    """Drop the pages of a file from the system's cache."""
-    file = os.open(path, os.O_RDONLY)
-    try:
-        # Pages that are not on the disk yet would stay in memory, whatever the advice.
-        os.fsync(file)
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(file)

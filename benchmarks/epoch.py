@@ -17,10 +17,11 @@ from pathlib import Path
 import torch
 
 from benchmarks import classic
-from benchmarks.data import write_noise
+from benchmarks.data import classic_augmentation, write_noise
 from benchmarks.plain_models import PlainAMSoftmax, PlainResNetSE34L
 from benchmarks.served import ServedProcess, own_command, own_environment, serve
 from benchmarks.steps import NETWORK, margin_and_scale
+from benchmarks.timing import markdown_table
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.evaluation import build_validation
 from speakernet.assembly.inputs import Inputs, with_default_paths
@@ -80,12 +81,8 @@ def compare_epochs(
 
 def epoch_table(figures: Mapping[str, Mapping[str, float]]) -> str:
     """The figures of `compare_epochs` as a Markdown table."""
-    rows = [
-        "| pipeline | epoch | utterances/s | evaluation | speed-up |",
-        "|---|---|---|---|---|",
-    ]
-    for name in (ORIGINAL, OURS):
-        epoch = figures[name]
+    rows = []
+    for name, epoch in figures.items():
         # Ratio of the medians, not median of ratios: an epoch is long enough to average the
         # machine's moods.
         speed_up = figures[ORIGINAL]["epoch_seconds"] / epoch["epoch_seconds"]
@@ -96,9 +93,8 @@ def epoch_table(figures: Mapping[str, Mapping[str, float]]) -> str:
             f"{epoch['evaluation_seconds']:.2f} s",
             f"{speed_up:.2f}",
         ]
-        rows.append(f"| {' | '.join(cells)} |")
-    rows += ["", f"overall speed-up: {speed_up:.2f}"]
-    return "\n".join(rows)
+        rows.append(cells)
+    return markdown_table(("pipeline", "epoch", "utterances/s", "evaluation", "speed-up"), rows)
 
 
 def serve_epochs(config: Config, name: str, num_batches: int) -> None:
@@ -174,18 +170,6 @@ def our_epoch(config: Config, folder: Path) -> Epoch:
     return train, trainer.evaluate
 
 
-def original_augmentation(
-    config: Config, folder: Path, generator: random.Random
-) -> classic.ClassicAugmentation | None:
-    augment = config.augment
-    if not (augment.enabled and augment.noise_path and augment.rir_path):
-        return None
-    write_noise(config, folder)
-    noise = str(folder / "musan")
-    rooms = str(folder / "rirs")
-    return classic.ClassicAugmentation(noise, rooms, config.data.crop_frames, generator)
-
-
 def original_epoch(config: Config, folder: Path) -> Epoch:
     """The same work by the original pipeline: same number of utterances, same recordings to embed,
     same trials.
@@ -195,7 +179,10 @@ def original_epoch(config: Config, folder: Path) -> Epoch:
     data = config.data
     section = config.evaluation
     generator = random.Random(config.runtime.seed)
-    augmentation = original_augmentation(config, folder, generator)
+    augmentation = None
+    if config.augment.enabled and config.augment.noise_path and config.augment.rir_path:
+        write_noise(config, folder)
+        augmentation = classic_augmentation(config, folder, generator)
     training = read_training_list(data.train_list)
     paths = [str(Path(data.train_path) / name) for name in training.paths]
     labels = [int(label) for label in training.labels]

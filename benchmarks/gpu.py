@@ -6,10 +6,9 @@
 
 Parts, in the order of their use if time is short: pipeline (training from disk to weights),
 evaluation, steps (time and memory of each variant), launches (kernels of a step), correctness
-(against the CPU in float32), roofline (share of the shortest possible time), ranks (one and
-several). Every row is stored in FILE as it is measured, a part ends after 90 s, and finished parts
-are not run again; at the end a table of every part is printed. Without CUDA, measurements that need
-it are marked as missing.
+(against the CPU in float32), ranks (one and several). Every row is stored in FILE as it is
+measured, a part ends after 90 s, and finished parts are not run again; at the end a table of every
+part is printed. Without CUDA, measurements that need it are marked as missing.
 """
 
 import argparse
@@ -31,7 +30,6 @@ import torch
 from benchmarks.on_gpu.correctness import correctness
 from benchmarks.on_gpu.end_to_end import evaluation, pipeline
 from benchmarks.on_gpu.record import Record, Row, Setup, left_out
-from benchmarks.on_gpu.roofline import roofline
 from benchmarks.on_gpu.several import several_ranks
 from benchmarks.on_gpu.step_costs import launches, step_costs
 
@@ -43,7 +41,6 @@ PARTS: dict[str, Callable[[Setup], Iterable[Row]]] = {
     "steps": step_costs,
     "launches": launches,
     "correctness": correctness,
-    "roofline": roofline,
     "ranks": several_ranks,
 }
 PART_SECONDS = 90.0

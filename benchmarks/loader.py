@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from benchmarks import classic
-from benchmarks.data import BenchmarkData
+from benchmarks.data import BenchmarkData, classic_augmentation
 from benchmarks.timing import Way, compare, on_one_core
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs
@@ -110,15 +110,12 @@ def our_side(config: Config, num_batches: int) -> tuple[Way, TrainingLoader]:
 def classic_side(config: Config, data: BenchmarkData, form: str, num_batches: int) -> Way:
     """The same batches by the classic pipeline."""
     generator = random.Random(config.runtime.seed)
-    frames = config.data.crop_frames
     batch_size = config.data.batch_size
     augmentation = None
     if config.augment.enabled:
-        noise = str(data.root / "musan")
-        rooms = str(data.root / "rirs")
-        augmentation = classic.ClassicAugmentation(noise, rooms, frames, generator)
+        augmentation = classic_augmentation(config, data.root, generator)
     dataset = classic.ClassicTrainingSet(
-        data.paths(form), data.labels, frames, generator, augmentation
+        data.paths(form), data.labels, config.data.crop_frames, generator, augmentation
     )
     running: list[Any] = []
 

@@ -10,7 +10,6 @@ batches are made in this process and discarded. Needs the extra s3, boto3 and mo
 """
 
 import argparse
-import functools
 import logging
 import multiprocessing
 import os
@@ -23,20 +22,21 @@ from pathlib import Path
 from typing import Any
 
 import boto3  # type: ignore[import-untyped]
-import numpy as np
+import torch
 
-from benchmarks.data import CROP_SAMPLES, UTTERANCE_SAMPLES, Noise
-from benchmarks.timing import Way, run_in_turn
-from speakernet.data.batches import BatchMaker, BatchRequest, CropMaker
-from speakernet.data.mixing import streamed
-from speakernet.data.opening import open_source
-from speakernet.data.options import DataOptions
+from benchmarks.data import UTTERANCE_SAMPLES, Noise
+from benchmarks.timing import Way, markdown_table, run_in_turn
+from speakernet.assembly.data import build_training_loader
+from speakernet.assembly.inputs import Inputs
+from speakernet.config.schema import Config, with_changes
+from speakernet.data.lists import write_training_list
+from speakernet.data.loader import TrainingLoader
 from speakernet.data.parts import WHOLE
-from speakernet.data.sampling import ShuffledSampler
-from speakernet.data.shards import RemoteRows, RemoteSource
 from speakernet.data.stores import pack_to_address
 
 NAME = "object_storage"
+SHARDS = 16
+BATCH_SIZE = 64
 
 
 def serve(delay_seconds: Any, sent: Any, port: Any) -> None:
@@ -59,54 +59,27 @@ def serve(delay_seconds: Any, sent: Any, port: Any) -> None:
     server.serve_forever()
 
 
-class Course:
-    """Epochs from one storage location."""
+def way_of(
+    config: Config, bytes_a_row: list[float], sent: Any, delay_seconds: Any, delay: float
+) -> Way:
+    """Epochs of a corpus, each with an empty cache and with this delay before every answer."""
 
-    def __init__(
-        self, address: str, cache_gigabytes: float, batch_size: int, buffer: int, *served: Any
-    ) -> None:
-        self.address = address
-        self.cache_gigabytes = cache_gigabytes
-        self.sent, self.delay_seconds, self.wanted_delay = served or (None, None, 0.0)
-        self.options = DataOptions(batch_size=batch_size, shuffle_buffer=buffer)
-        self.bytes_a_row: list[float] = []
-
-    def way(self) -> Way:
-        """For `run_in_turn`."""
-        return Way(self._run, self._prepare)
-
-    def _prepare(self) -> list[tuple[CropMaker, list[BatchRequest], Any]]:
+    def prepare() -> tuple[TrainingLoader, Any]:
         # Kept alive until the run is over.
         cache = tempfile.TemporaryDirectory(prefix="speakernet-")
         os.environ["SPEAKERNET_CACHE"] = cache.name
-        if self.delay_seconds:
-            self.delay_seconds.value = self.wanted_delay
-        source = open_source(self.address, shard_cache_gigabytes=self.cache_gigabytes)
-        names = source.index.names  # type: ignore[attr-defined]
-        table = source.lookup_table(names)
-        sampler = ShuffledSampler(np.zeros(len(names), dtype=np.int32), self.options, seed=1)
-        rows = source.rows(names, table)
-        maker: CropMaker = BatchMaker(rows, table.num_samples, seed=1)
-        if isinstance(source, RemoteSource):
-            assert isinstance(rows, RemoteRows)
-            sampler.in_parts = functools.partial(streamed, sampler, source.shards_of(table), 1)
-            maker = rows.ahead(maker, 0)
-        plan = sampler.epoch(0)
-        speeds = np.zeros(self.options.batch_size, dtype=np.int64)
-        requests = []
-        for number in range(len(plan)):
-            batch = plan.rows[plan.bounds[number] : plan.bounds[number + 1]]
-            requests.append(BatchRequest(0, batch, speeds, CROP_SAMPLES, number))
-        return [(maker, requests, cache)]
+        delay_seconds.value = delay / 1000
+        return build_training_loader(config, Inputs(config, torch.device("cpu"))), cache
 
-    def _run(self, ready: list[tuple[CropMaker, list[BatchRequest], Any]]) -> int:
-        maker, requests, _cache = ready.pop()
-        before = self.sent.value if self.sent else 0
-        num_rows = sum(len(request.rows) for request, _, _ in maker.run(requests))
-        self.bytes_a_row.append(
-            (self.sent.value - before if self.sent else 2 * CROP_SAMPLES * num_rows) / num_rows
-        )
+    def run(ready: tuple[TrainingLoader, Any]) -> int:
+        loader, _cache = ready
+        before = sent.value
+        num_rows = sum(len(batch.labels) for batch in loader)
+        loader.close()
+        bytes_a_row.append((sent.value - before) / num_rows)
         return num_rows
+
+    return Way(run, prepare)
 
 
 def main() -> int:
@@ -118,26 +91,22 @@ def main() -> int:
     parser.add_argument(
         "--megabytes", type=int, default=400, help="size of the corpus (default %(default)s)"
     )
-    parser.add_argument("--shards", type=int, default=16, help="shards (default %(default)s)")
-    parser.add_argument(
-        "--batch_size", type=int, default=64, help="crops of 2 s per batch (default %(default)s)"
-    )
     parser.add_argument(
         "--delays", type=float, nargs="+", default=[0.0, 20.0, 100.0], help="ms before every answer"
     )
     parser.add_argument("--rounds", type=int, default=3, help="rounds (default %(default)s)")
     arguments = parser.parse_args()
-    corpus = arguments.folder.absolute() / NAME
-    num_rows = arguments.megabytes * 1_000_000 // (2 * UTTERANCE_SAMPLES)
+    folder = arguments.folder.absolute()
+    noise = Noise(arguments.megabytes * 1_000_000 // (2 * UTTERANCE_SAMPLES))
+    train_list = folder / f"{NAME}.txt"
 
     def write(address: str) -> None:
-        pack_to_address(
-            Noise(num_rows), address, WHOLE, arguments.shards, sample_rate=16_000, num_threads=2
-        )
+        pack_to_address(noise, address, WHOLE, SHARDS, sample_rate=16_000, num_threads=2)
 
-    write(f"file://{corpus}")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_training_list(train_list, ((f"s{int(name[:-4]) % 100}", name) for name in noise.names))
+    write(f"file://{folder / NAME}")
     context = multiprocessing.get_context("spawn")
-    few = (arguments.megabytes / 1073.74, arguments.batch_size)
     delay_seconds = context.Value("d", 0.0)
     sent = context.Value("q", 0)
     port = context.Value("i", 0)
@@ -151,18 +120,33 @@ def main() -> int:
     )
     boto3.client("s3").create_bucket(Bucket="benchmark")
     write(address := f"s3://benchmark/{NAME}")
-    courses = {"disk, fully shuffled": Course(str(corpus), *few, num_rows // 4)}
+    loading = {
+        "train_list": str(train_list),
+        "batch_size": BATCH_SIZE,
+        "num_workers": 0,
+        "ram_corpus": "off",
+        # Half of the corpus, so that an epoch reads every shard again.
+        "shard_cache_gigabytes": arguments.megabytes / 2 / 1073.74,
+        "shuffle_buffer": len(noise.names) // 4,
+    }
+    config = with_changes(Config(), data=loading, augment={"enabled": False})
+    places = {"disk, fully shuffled": (str(folder / NAME), 0.0)}
     for delay in arguments.delays:
-        served = sent, delay_seconds, delay / 1000
-        courses[f"S3, {delay:g} ms"] = Course(address, 0.5 * few[0], few[1], num_rows // 4, *served)
-    samples = run_in_turn(
-        {name: course.way() for name, course in courses.items()}, rounds=arguments.rounds, warmup=1
-    )
-    sys.stdout.write("| from | rows per second | bytes per row |\n|---|---:|---:|\n")
-    for name, course in courses.items():
-        rates = samples[name].rates
-        shown = f"{statistics.median(rates):,.0f} ({min(rates):,.0f} to {max(rates):,.0f})"
-        sys.stdout.write(f"| {name} | {shown} | {statistics.median(course.bytes_a_row):,.0f} |\n")
+        places[f"S3, {delay:g} ms"] = address, delay
+    ways = {}
+    bytes_a_row: dict[str, list[float]] = {}
+    for name, (place, delay) in places.items():
+        there = with_changes(config, data={"train_path": place})
+        bytes_a_row[name] = []
+        ways[name] = way_of(there, bytes_a_row[name], sent, delay_seconds, delay)
+    samples = run_in_turn(ways, rounds=arguments.rounds)
+    rows = []
+    for name, runs in samples.items():
+        low, median, high = min(runs.rates), statistics.median(runs.rates), max(runs.rates)
+        sizes = f"{statistics.median(bytes_a_row[name]):,.0f}"
+        rows.append([name, f"{median:,.0f} ({low:,.0f} to {high:,.0f})", sizes])
+    columns = ("from", "rows per second", "bytes sent per row")
+    sys.stdout.write(markdown_table(columns, rows) + "\n")
     server.kill()
     return 0
 

@@ -16,7 +16,6 @@ import psutil
 import torch
 
 from benchmarks.timing import Way, run_in_turn
-from speakernet.data.lists import read_trials
 from speakernet.evaluation import metrics
 from speakernet.evaluation.scoring import (
     cohort_statistics,
@@ -44,28 +43,28 @@ TOP = 300
 
 Work = tuple[str, int, Callable[[], object]]
 """What is done, the number of trials or scores, and the call that does it."""
-Part = Callable[[np.random.Generator, str], Work]
+Part = Callable[[np.random.Generator], Work]
 
 
-def cosine(generator: np.random.Generator, trials: str) -> Work:
+def cosine(generator: np.random.Generator) -> Work:
     """Cosine scores of a list of VoxCeleb1-O's size."""
-    num_utterances, enrol, test = _list(generator, trials)
-    units = mean_embeddings(_normal(generator, num_utterances, LIST_DIM))
+    enrol, test = _list(generator)
+    units = mean_embeddings(_normal(generator, LIST_UTTERANCES, LIST_DIM))
     name = (
-        f"cosine, {len(enrol):,} trials over {num_utterances:,} utterances, {LIST_DIM} dimensions"
+        f"cosine, {len(enrol):,} trials over {LIST_UTTERANCES:,} utterances, {LIST_DIM} dimensions"
     )
     return name, len(enrol), lambda: cosine_scores(units, enrol, test)
 
 
-def mean_distance(generator: np.random.Generator, trials: str) -> Work:
+def mean_distance(generator: np.random.Generator) -> Work:
     """The same list, with voxceleb_trainer's score."""
-    num_utterances, enrol, test = _list(generator, trials)
-    crops = _normal(generator, num_utterances, CROPS, LIST_DIM)
+    enrol, test = _list(generator)
+    crops = _normal(generator, LIST_UTTERANCES, CROPS, LIST_DIM)
     name = f"mean distance of {CROPS} x {CROPS} crops, the same list"
     return name, len(enrol), lambda: mean_distance_scores(crops, enrol, test)
 
 
-def large_list(generator: np.random.Generator, _: str) -> Work:
+def large_list(generator: np.random.Generator) -> Work:
     """Ten million trials over a million utterances."""
     units = _normal(generator, MILLION, LARGE_DIM)
     # In parts, or the second copy of a gigabyte would become the reported peak.
@@ -76,7 +75,7 @@ def large_list(generator: np.random.Generator, _: str) -> Work:
     return name, len(enrol), lambda: cosine_scores(units, enrol, test)
 
 
-def adaptive_norm(generator: np.random.Generator, _: str) -> Work:
+def adaptive_norm(generator: np.random.Generator) -> Work:
     """Scoring and adaptive s-norm of a list of VoxCeleb1-E's size."""
     units = mean_embeddings(_normal(generator, NORM_UTTERANCES, LARGE_DIM))
     cohort = mean_embeddings(_normal(generator, COHORT, LARGE_DIM))
@@ -93,7 +92,7 @@ def adaptive_norm(generator: np.random.Generator, _: str) -> Work:
     return name, NORM_TRIALS, run
 
 
-def all_metrics(generator: np.random.Generator, _: str) -> Work:
+def all_metrics(generator: np.random.Generator) -> Work:
     """Every metric of ten million scores, taken as log-likelihood ratios."""
     # A tenth are targets, three deviations above the rest: an EER of about 7 %, as on a hard list,
     # so that the curves have many steps.
@@ -128,25 +127,24 @@ PARTS: dict[str, Part] = {
 }
 
 
-def measure_scoring(part: str, *, rounds: int, threads: int, trials: str) -> dict[str, Any]:
+def measure_scoring(part: str, *, rounds: int, threads: int) -> dict[str, Any]:
     """The figures of one part, measured in a new process; its peak memory includes the inputs.
 
     Args:
         part: a name in `PARTS`.
         rounds: measured runs.
         threads: torch threads.
-        trials: a list from which to take the pairs; empty draws one of VoxCeleb1-O's size.
     """
     # Not a fork, whose peak would include this process's memory.
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(_measure, part, rounds, threads, trials).result()
+        return pool.submit(_measure, part, rounds, threads).result()
 
 
-def _measure(part: str, rounds: int, threads: int, trials: str) -> dict[str, Any]:
+def _measure(part: str, rounds: int, threads: int) -> dict[str, Any]:
     torch.set_num_threads(threads)
     # The same draws in every process, so that repeated measurements score the same numbers.
-    name, num_items, work = PARTS[part](np.random.default_rng(0), trials)
+    name, num_items, work = PARTS[part](np.random.default_rng(0))
 
     def run(_: None) -> int:
         work()
@@ -166,16 +164,9 @@ def _measure(part: str, rounds: int, threads: int, trials: str) -> dict[str, Any
     }
 
 
-def _list(generator: np.random.Generator, trials: str) -> tuple[int, np.ndarray, np.ndarray]:
-    if trials:
-        read = read_trials(trials)
-        return len(read.names), read.enrol, read.test
+def _list(generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     enrol = np.repeat(np.arange(LIST_UTTERANCES, dtype=np.int32), TRIALS_EACH)
-    return (
-        LIST_UTTERANCES,
-        enrol,
-        generator.integers(0, LIST_UTTERANCES, len(enrol), dtype=np.int32),
-    )
+    return enrol, generator.integers(0, LIST_UTTERANCES, len(enrol), dtype=np.int32)
 
 
 def _normal(generator: np.random.Generator, *shape: int) -> np.ndarray:

@@ -12,9 +12,8 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from benchmarks.timing import Way, finish_device, run_in_turn, timings
+from benchmarks.timing import finish_device
 from speakernet.machine.memory import HUGE_PAGES
 
 SCRIPT = Path(__file__).resolve().parents[1] / "benchmark_performance.py"
@@ -101,31 +100,3 @@ class ServedProcess:
             self._process.kill()
             self._process.communicate()
         self._errors.close()
-
-
-def time_processes(
-    commands: Mapping[str, tuple[Sequence[str], dict[str, str]]],
-    *,
-    rounds: int,
-    warmup: int,
-    settle: int,
-) -> list[dict[str, Any]]:
-    """Start all processes and time a run of each in turn; the first is the reference.
-
-    Args:
-        commands: name -> command and its environment.
-        rounds: measured rounds, as in `run_in_turn`.
-        warmup: unmeasured runs of each at the start.
-        settle: unmeasured runs before each measured one.
-
-    Raises:
-        ValueError: a process failed; the message has the last part of its errors.
-    """
-    with contextlib.ExitStack() as stack:
-        ways = {}
-        for name, (command, environment) in commands.items():
-            process = stack.enter_context(
-                contextlib.closing(ServedProcess(name, command, environment))
-            )
-            ways[name] = Way(process.run)
-        return timings(run_in_turn(ways, rounds=rounds, warmup=warmup, settle=settle))

@@ -6,6 +6,7 @@ data is needed. Every variant runs in its own process, because memory settings a
 speed-ups, and they run in turn.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import tempfile
@@ -17,7 +18,8 @@ import numpy as np
 import torch
 
 from benchmarks.plain_models import PlainAMSoftmax, PlainResNetSE34L
-from benchmarks.served import own_command, own_environment, serve, time_processes
+from benchmarks.served import ServedProcess, own_command, own_environment, serve
+from benchmarks.timing import Way, run_in_turn, timings
 from speakernet import distributed
 from speakernet.assembly.training import (
     Parts,
@@ -52,7 +54,6 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "none": AS_BEFORE,
     "default": {},
     "default + compile": {"runtime": {"compile": "on"}},
-    "default + checkpointing": {"runtime": {"gradient_checkpointing": True}},
 }
 # The allocator's heap grows for some steps until it holds all that a step needs.
 WARMUP_STEPS = 10
@@ -253,17 +254,17 @@ def measure_steps(
             raise ValueError(f"unknown variant {name!r}; known: {', '.join(NAMES)}")
     # Each variant in its own process with its own memory settings; the reference comes first, so
     # that all ratios refer to it.
-    commands = {}
-    for name in dict.fromkeys([PLAIN, *names]):
-        # The plain definition runs with torch's defaults: neither kept memory nor huge pages.
-        keeps = name == BY_HAND or VARIANTS.get(name, AS_BEFORE).get("runtime", {}).get(
-            "keep_memory", True
-        )
-        measured = ["--step_of", name, "--step_batch", str(batch_size)]
-        commands[name] = own_command(*arguments, *measured), own_environment(huge_pages=keeps)
-    # The first step after another process has cold caches, which cost some hundredths of a second;
-    # training has none.
-    return time_processes(commands, rounds=rounds, warmup=WARMUP_STEPS, settle=1)
+    with contextlib.ExitStack() as stack:
+        ways = {}
+        for name in dict.fromkeys([PLAIN, *names]):
+            # The plain definition runs with torch's defaults: neither kept memory nor huge pages.
+            keeps = name == BY_HAND or (name in VARIANTS and name != "none")
+            command = own_command(*arguments, "--step_of", name, "--step_batch", str(batch_size))
+            process = ServedProcess(name, command, own_environment(huge_pages=keeps))
+            ways[name] = Way(stack.enter_context(contextlib.closing(process)).run)
+        # The first step after another process has cold caches, which cost some hundredths of a
+        # second; training has none.
+        return timings(run_in_turn(ways, rounds=rounds, warmup=WARMUP_STEPS, settle=1))
 
 
 def published_config(config: Config, name: str) -> Config:

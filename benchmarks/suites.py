@@ -24,7 +24,7 @@ from benchmarks.steps import (
     measure_steps,
     serve_steps,
 )
-from benchmarks.timing import speedup_table
+from benchmarks.timing import markdown_table, speedup_table
 from speakernet.assembly.inputs import make_synthetic_corpus
 from speakernet.config import load_config
 from speakernet.config.schema import with_changes
@@ -64,20 +64,22 @@ def scoring(arguments: argparse.Namespace) -> dict[str, Any]:
         lookup(PARTS, part, "part of --scoring")
     threads = arguments.threads or usable_cores()
     figures = []
-    _begin_table("operation", "rate", "seconds (lowest to highest)", "peak memory", "load")
+    rows = []
     for part in arguments.scoring or PARTS:
-        cost = measure_scoring(
-            part, rounds=arguments.rounds, threads=threads, trials=arguments.scoring_trials
-        )
+        cost = measure_scoring(part, rounds=arguments.rounds, threads=threads)
         median = cost["median_seconds"]
-        _row(
+        cells = [
             cost["name"],
             f"{cost['num_items'] / median:,.0f}/s",
             f"{median:.3g} ({cost['lowest_seconds']:.3g} to {cost['highest_seconds']:.3g})",
             human_bytes(cost["peak_bytes"]),
             f"{cost['load']:.1f}",
-        )
+        ]
+        logger.info("%s", ", ".join(cells))
+        rows.append(cells)
         figures.append(cost)
+    columns = ("operation", "rate", "seconds (lowest to highest)", "peak memory", "load")
+    sys.stdout.write(f"\n{markdown_table(columns, rows)}\n")
     return {"scoring": figures}
 
 
@@ -95,10 +97,9 @@ def steps(arguments: argparse.Namespace) -> dict[str, Any]:
     sys.stdout.write(
         f"\n{NETWORK}, {arguments.step_batch} crops of 2 s, {arguments.rounds} rounds\n\n"
     )
-    _begin_table("step", "median seconds", "quartile spread", "ratio to the plain definition")
-    for timing in timings:
-        figures = [f"{timing[key]:.3f}" for key in STEP_FIGURES]
-        _row(timing["name"], *figures)
+    rows = [[timing["name"], *(f"{timing[key]:.3f}" for key in STEP_FIGURES)] for timing in timings]
+    columns = ("step", "median seconds", "quartile spread", "ratio to the plain definition")
+    sys.stdout.write(markdown_table(columns, rows) + "\n")
     return {"steps": timings}
 
 
@@ -117,14 +118,3 @@ def be_measured(arguments: argparse.Namespace) -> None:
         serve_epochs(make_synthetic_corpus(config), arguments.epoch_of, arguments.num_batches)
     else:
         serve_steps(classic_config(config), arguments.step_of, arguments.step_batch)
-
-
-def _begin_table(*columns: str) -> None:
-    _row(*columns)
-    sys.stdout.write("|" + "---|" * len(columns) + "\n")
-
-
-def _row(*cells: str) -> None:
-    sys.stdout.write(f"| {' | '.join(cells)} |\n")
-    # A suite takes minutes; flushing shows each row at once in a file or pipe.
-    sys.stdout.flush()

@@ -407,7 +407,7 @@ def refuse_overwriting(outputs: Iterable[str | Path], inputs: Iterable[str | Pat
 
 
 def check_outputs(
-    outputs: Mapping[Path, bool], inputs: Iterable[str | Path], *, is_forced: bool = False
+    outputs: Mapping[Path, bool], inputs: Iterable[str | Path], *, is_forced: bool
 ) -> None:
     """Refuse outputs that would replace an input, each other, or a file that this program did not
     write.

@@ -44,7 +44,7 @@ absolute."""
 DEFAULT_SEED = 10
 SAMPLE_RATE = 16_000
 LOWEST_SAMPLE_RATE, HIGHEST_SAMPLE_RATE = 1_000, 768_000  # Hz, of a corpus
-TYPES = {
+TYPE_NAMES = {
     bool: "true or false",
     int: "a whole number",
     float: "a number",
@@ -115,22 +115,24 @@ class OptionError(ValueError):
     ) -> None:
         # Only the first mistake is reported, because others often follow from it.
         first = error.errors()[0]
-        self.field = str(*first["loc"][:1])
+        place = first["loc"]
+        self.field = str(place[0]) if place else ""
+        """Empty if the class checks several fields together."""
         self.found = self._describe(owner, values, first)
         super().__init__(f"{owner.__name__}: {self.field} {self.found}")
 
     def _describe(self, owner: type[Options], values: Mapping[str, Any], error: Any) -> str:
         """What was found and what is expected, after the name of the field."""
-        field = owner.model_fields.get(self.field)
-        inner = error.get("ctx", {}).get("error")
-        if isinstance(inner, OptionError):
-            at = error["loc"][1]
-            place = f"entry {at + 1}" if isinstance(at, int) else at
-            return f"is wrong in {place}: {inner.field} {inner.found}"
+        cause = error.get("ctx", {}).get("error")
+        if isinstance(cause, OptionError):
+            # An entry of a list or dictionary has options of its own.
+            entry = error["loc"][1]
+            place = f"entry {entry + 1}" if isinstance(entry, int) else entry
+            return f"is wrong in {place}: {cause.field} {cause.found}"
         if error["type"] == "extra_forbidden":
             return f"does not exist; {suggestion(self.field, owner.model_fields)}"
-        if field is None:
-            return str(inner)
+        if self.field not in owner.model_fields:
+            return str(cause)
         value = values.get(self.field)
         found = repr(value)[:100]
         if self.field not in values:
@@ -140,7 +142,8 @@ class OptionError(ValueError):
         elif value is True:
             # On the command line, an option without a value is true.
             found = "without a value (or true)"
-        return f"is {found}; expected {in_words(field.rebuild_annotation())}"
+        declared = owner.model_fields[self.field].rebuild_annotation()
+        return f"is {found}; expected {in_words(declared)}"
 
 
 @dataclass(frozen=True)
@@ -175,14 +178,15 @@ class Component(NamedTuple):
         return pkgutil.resolve_name(self.path)
 
 
-OUTSIDE: dict[str, tuple[bytes, str]] = {}
-"""External module that added components to the tables -> its source and the SHA-256 of it."""
+PLUGIN_MODULES: dict[str, tuple[bytes, str]] = {}
+"""Name of each plug-in's module, which added components to the tables -> its source, and the
+SHA-256 of that."""
 
 
-def needs_outside(components: Iterable[Component]) -> dict[str, str]:
-    """The external modules of these components, each with its SHA-256."""
+def plugin_digests(components: Iterable[Component]) -> dict[str, str]:
+    """The plug-in modules that these components are from, each with its SHA-256."""
     modules = {component.path.partition(":")[0] for component in components}
-    return {name: digest for name, (_, digest) in OUTSIDE.items() if name in modules}
+    return {name: digest for name, (_, digest) in PLUGIN_MODULES.items() if name in modules}
 
 
 def create(component: Component, options: Any, **context: Any) -> Any:
@@ -204,10 +208,10 @@ def lookup(table: Mapping[str, Row], name: str, kind: str = "entry") -> Row:
 
 
 def options_of(
-    table: Mapping[str, Component], name: str, given: Mapping[str, Any], kind: str = "entry"
+    table: Mapping[str, Component], name: str, values: Mapping[str, Any], kind: str = "entry"
 ) -> Any:
-    """The options of the component `name`, with the given values and otherwise defaults."""
-    return lookup(table, name, kind).options(**given)
+    """The options of the component `name` with these values, and otherwise defaults."""
+    return lookup(table, name, kind).options(**values)
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
@@ -222,7 +226,9 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     """The end of an error message: the most similar names, or all names if none is similar."""
     known = sorted(known)
     near = nearest(name, known)
-    return f"did you mean {' or '.join(map(repr, near))}?" if near else "known: " + ", ".join(known)
+    if near:
+        return f"did you mean {' or '.join(map(repr, near))}?"
+    return "known: " + ", ".join(known)
 
 
 def default_of(owner: type[Options], name: str) -> Any:
@@ -305,7 +311,7 @@ def in_words(declared: Any) -> str:
         if arguments[1] is Any:
             return "`option: value` pairs"
         each = in_words(arguments[1])
-        # If a function converts the value to options, a path alone is accepted too.
+        # Annotated with a function that makes options of a path alone.
         if typing.get_origin(arguments[1]) is Annotated:
             each = f"a path or with {each}"
         return f"names (letters, digits, _ + -) in braces, each with {each}"
@@ -318,20 +324,18 @@ def in_words(declared: Any) -> str:
         return _join_alternatives(map(in_words, flat))
     if origin is Literal:
         return _join_alternatives(map(in_words, arguments))
-    return TYPES.get(declared) or declared.__name__
+    return TYPE_NAMES.get(declared) or declared.__name__
 
 
 def _bounds_in_words(marks: Iterable[Any]) -> str:
     """Lower and upper bound; every number that has one has both."""
-    low = high = ""
-    for mark in marks:
-        if isinstance(mark, Ge):
-            low = f"from {_number(mark.ge)} to"
-        elif isinstance(mark, Gt):
-            low = f"above {_number(mark.gt)}, at most"
-        elif isinstance(mark, Le):
-            high = _number(mark.le)
-    return f" {low} {high}" if low else ""
+    bounds: dict[type, Any] = {type(mark): mark for mark in marks}
+    if Le not in bounds:
+        return ""
+    high = _number(bounds[Le].le)
+    if Ge in bounds:
+        return f" from {_number(bounds[Ge].ge)} to {high}"
+    return f" above {_number(bounds[Gt].gt)}, at most {high}" if Gt in bounds else ""
 
 
 def _number(value: Any) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.data import BenchmarkData, Noise, drop_pages, prepare_data
+from benchmarks.data import BenchmarkData, prepare_data
 from benchmarks.on_gpu.record import Row, Setup, row
 from benchmarks.on_gpu.step_costs import VARIANTS, batch_size_of, host_and_busy
 from benchmarks.steps import published_config
@@ -27,12 +27,9 @@ from speakernet.assembly.training import (
     prepare_machine,
 )
 from speakernet.config.schema import Config, with_changes
-from speakernet.data.audio import write_audio
 from speakernet.data.batches import ReadyCrops
-from speakernet.data.lists import StringTable, write_training_list
+from speakernet.data.lists import StringTable
 from speakernet.data.opening import open_source
-from speakernet.data.packed import SAMPLES
-from speakernet.data.packing import pack
 from speakernet.evaluation.embedding import Forward, embed_utterances
 from speakernet.evaluation.options import EvaluationOptions, Mode
 from speakernet.evaluation.scoring import (
@@ -49,7 +46,6 @@ UTTERANCES = 4000
 QUICK_UTTERANCES = 24
 STEPS = 100
 QUICK_STEPS = 4
-COLD_STEPS = 30
 # Speeds are part of it, because resampling moves to the GPU with the rest of augmentation.
 SPEEDS = [0.9, 1.0, 1.1]
 # Less than any corpus, which therefore stays in the host's memory.
@@ -58,19 +54,8 @@ LOW_GIGABYTES = 0.001
 CORPORA: dict[str, tuple[str, dict[str, Any]]] = {
     "packed, on the device": ("packed", {"device_resident": "on"}),
     "packed, larger than the device's share": ("packed", {"device_gigabytes": LOW_GIGABYTES}),
-    "packed, cold page cache": (
-        "packed",
-        {"ram_corpus": "off", "device_resident": "off", "num_workers": "auto"},
-    ),
-    "packed, 60,000 RIRs": ("packed", {"device_gigabytes": LOW_GIGABYTES}),
     "FLAC with workers": ("flac", {"ram_corpus": "off", "num_workers": "auto"}),
 }
-COLD = "packed, cold page cache"
-MANY_RIRS = "packed, 60,000 RIRs"
-COLD_SPEAKERS = 1000
-NUM_RIRS = 60_000
-QUICK_NUM_RIRS = 60
-RIR_SAMPLES = 8000
 # Utterances and trials of VoxCeleb1-E, and the speakers of VoxCeleb2 as cohort.
 LIST = (145_160, 579_818, 5994)
 QUICK_LIST = (2000, 5000, 200)
@@ -115,51 +100,20 @@ def pipeline(setup: Setup) -> Iterator[Row]:
         augment={"speed_factors": SPEEDS},
     )
     prepare_machine(config)
+    steps = QUICK_STEPS if setup.is_quick else STEPS
+    # Rows for warm-up and measurement, so that the run never reaches the end of its epoch, where it
+    # would evaluate.
+    num_rows = (steps + WARM_STEPS[setup.device.type] + QUIET_STEPS) * batch_size
     for name, (form, options) in CORPORA.items():
-        steps = QUICK_STEPS if setup.is_quick else COLD_STEPS if name == COLD else STEPS
-        # Rows for warm-up and measurement, so that the run never reaches the end of its epoch,
-        # where it would evaluate.
-        num_rows = (steps + WARM_STEPS[setup.device.type] + QUIET_STEPS) * batch_size
-        if name == COLD:
-            rows, corpus = _cold(setup, num_rows)
-        else:
-            rows = data.write_list("flac" if form == "flac" else "wav", num_rows)
-            corpus = data.root / form
-        section = {"train_list": str(rows), "train_path": str(corpus), "batch_size": batch_size,
-                   "crop_frames": 200, **options}  # fmt: skip
-        with_corpus = with_changes(config, data=section)
-        if name == MANY_RIRS:
-            with_corpus = with_changes(with_corpus, augment={"rir_path": str(_many_rirs(setup))})
+        section = {
+            "train_list": str(data.write_list(form, num_rows)),
+            "train_path": str(data.root / form),
+            "batch_size": batch_size,
+            "crop_frames": 200,
+            **options,
+        }
         with tempfile.TemporaryDirectory(dir=setup.folder) as folder:
-            yield _end_to_end(setup, name, with_corpus, Path(folder), steps)
-
-
-def _cold(setup: Setup, num_rows: int) -> tuple[Path, Path]:
-    """A list and a packed corpus with one utterance per crop, so no page is read twice."""
-    # Every crop is from an utterance of its own, and the pages are dropped after writing. Otherwise
-    # the second look at a file would come from memory, and the disk would seem as fast as that.
-    noise = Noise(num_rows)
-    corpus = setup.folder / f"cold-{num_rows}"
-    rows = setup.folder / f"cold-{num_rows}.txt"
-    pack(noise, corpus)
-    names = enumerate(noise.names)
-    write_training_list(rows, ((f"s{number % COLD_SPEAKERS:04d}", name) for number, name in names))
-    drop_pages(corpus / SAMPLES)
-    return rows, corpus
-
-
-def _many_rirs(setup: Setup) -> Path:
-    """Noise that decays within half a second, in as many files as RIRS_NOISES has."""
-    # RIRS_NOISES has so many. Files are small, so reading them is a matter of calls rather than
-    # bytes, and keeping their spectra is a matter of memory.
-    folder = setup.folder / "many_rirs"
-    random = np.random.default_rng(0)
-    decay = np.exp(-np.arange(RIR_SAMPLES) / 1000)
-    for number in range(QUICK_NUM_RIRS if setup.is_quick else NUM_RIRS):
-        path = folder / f"{number // 1000}" / f"{number}.wav"
-        if not path.exists():
-            write_audio(path, 0.2 * decay * random.standard_normal(RIR_SAMPLES))
-    return folder
+            yield _end_to_end(setup, name, with_changes(config, data=section), Path(folder), steps)
 
 
 def _end_to_end(setup: Setup, name: str, config: Config, folder: Path, steps: int) -> Row:

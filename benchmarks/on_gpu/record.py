@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.timing import markdown_table
 from speakernet.config.schema import Config, with_changes
 from speakernet.corpora.synthetic import CorpusParameters, make_corpus
 from speakernet.files import FileError, atomic_write, open_text, reading
@@ -132,21 +133,19 @@ class Record:
         )
         lines = [f"{hardware['cpu']}, {hardware['cpu_cores']} cores, {gpus}; {versions}"]
         for part, found in self.parts.items():
-            lines += ["", f"### {part} ({found['seconds']:g} s)", "", *_table(found["rows"])]
+            lines += ["", f"### {part} ({found['seconds']:g} s)", "", _table(found["rows"])]
         return "\n".join(lines)
 
 
-def _table(rows: Sequence[Row]) -> list[str]:
+def _table(rows: Sequence[Row]) -> str:
     # A dictionary keeps the order in which columns first appear. Rows of a part may have different
     # ones, because a missing figure is left out.
     columns: dict[str, None] = {}
     for figures in rows:
         columns |= dict.fromkeys(figures)
-    lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
-    for figures in rows:
-        cells = [_cell(figures.get(name)) for name in columns]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+    return markdown_table(
+        tuple(columns), [[_cell(figures.get(name)) for name in columns] for figures in rows]
+    )
 
 
 def _cell(value: Any) -> str:

@@ -173,7 +173,7 @@ def _endless(loader: TrainingLoader) -> Iterator[Batch]:
 
 
 def find_batch_size(
-    config: Config, min_batch_size: int, max_batch_size: int, memory_limit_bytes: int | None = None
+    config: Config, min_batch_size: int, max_batch_size: int, memory_limit_bytes: int | None
 ) -> tuple[BatchSizeFinder, int]:
     """Try batch sizes (in utterances), including the configured one, with whole training steps.
 

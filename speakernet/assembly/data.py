@@ -119,7 +119,7 @@ def build_training_loader(
         device,
         start_method,
         placement,
-        follows_waiting=data.num_workers == "auto",
+        may_grow=data.num_workers == "auto",
     )
     if augmenter is not None and placement.banks:
         # Babble mixed from training utterances reads the corpus on the device, if it is there.
@@ -169,7 +169,7 @@ def _placed(
     start_method: str | None,
     placement: Placement,
     *,
-    follows_waiting: bool,
+    may_grow: bool,
 ) -> batches.CropMaker:
     """Make crops on the device, in worker processes or in this process."""
     if placement.corpus:
@@ -186,9 +186,7 @@ def _placed(
     running: batches.CropMaker = maker
     if options.num_workers:
         pins = device.type == "cuda" and bool(options.pin_memory)
-        running = workers.Workers(
-            maker, options, start_method, pins=pins, follows_waiting=follows_waiting
-        )
+        running = workers.Workers(maker, options, start_method, pins=pins, may_grow=may_grow)
     in_flight = int(options.num_workers) * int(options.prefetch_factor)
     if maker.reader.is_remote:
         return maker.reader.ahead(running, in_flight)

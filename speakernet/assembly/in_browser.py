@@ -13,7 +13,7 @@ from speakernet.evaluation.embedding import preparation_in_words
 from speakernet.evaluation.scoring import plda_of
 from speakernet.files import FileError
 from speakernet.inference.export import export_model
-from speakernet.inference.serve.limits import DETECTOR, GRAPH, RUNTIME
+from speakernet.inference.serve.limits import DETECTOR, GRAPH, RUNTIME_FILES
 from speakernet.models.model_file import load_model_file
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ def page_files(model_path: Path, folder: Path) -> dict[str, bytes]:
     """URL -> contents: the graph, checked as in `export`, that of silero-vad, and the runtime from
     the folder `dist` of onnxruntime-web.
     """
-    if missing := [name for name in RUNTIME if not (folder / name).is_file()]:
+    if missing := [name for name in RUNTIME_FILES if not (folder / name).is_file()]:
         raise FileError(
             f"{folder} has no {missing[0]}; expected the folder `dist` of onnxruntime-web: run "
             "`npm pack onnxruntime-web` and `tar xf onnxruntime-web-*.tgz package/dist`, then give "
@@ -53,5 +53,7 @@ def page_files(model_path: Path, folder: Path) -> dict[str, bytes]:
         graph = Path(made) / GRAPH
         # Synthetic voices need no files and are enough to compare a graph with its network.
         export_model(model_path, graph, speech=synthetic_speech(NUM_COMPARED, SAMPLE_RATE))
-        files = {path.name: path.read_bytes() for path in (graph, *map(folder.joinpath, RUNTIME))}
+        files = {
+            path.name: path.read_bytes() for path in (graph, *map(folder.joinpath, RUNTIME_FILES))
+        }
     return {**files, DETECTOR: detector.read_bytes()}

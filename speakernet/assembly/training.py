@@ -37,7 +37,7 @@ from speakernet.machine.settings import optimize_torch_settings
 from speakernet.models.layers import is_safe_in_channels_last
 from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
-from speakernet.options import OUTSIDE, Choice, create, lookup
+from speakernet.options import PLUGIN_MODULES, Choice, create, lookup
 from speakernet.random import derive_seed
 from speakernet.run_folder import BEST, PROFILE
 from speakernet.training import (
@@ -350,7 +350,7 @@ def build_trainer(
 
 def _origin_of_run(values: Mapping[str, Any], loader: Loader, stage: Stage) -> dict[str, Any]:
     """What a resumed run is compared with, so that changes since its start are logged."""
-    components = {name: digest for name, (_, digest) in OUTSIDE.items()}
+    components = {name: digest for name, (_, digest) in PLUGIN_MODULES.items()}
     origin: dict[str, Any] = {
         "config": {**values, "components": components},
         "versions": {"torch": str(torch.__version__)},

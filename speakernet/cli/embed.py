@@ -51,18 +51,22 @@ def run(arguments: argparse.Namespace) -> int:
     from speakernet.inference.recordings import audio_inputs
 
     # torchrun and srun start all processes, whose rank is the part; elsewhere each is started by
-    # hand with --part. In both cases parts meet only on disk, so a killed one can be repeated
-    # alone.
-    place = find_place(os.environ, 0)
+    # hand with --part. In both cases parts meet only on disk, at no port, so a killed one can be
+    # repeated alone.
+    place = find_place(os.environ, port=0)
     if place and arguments.part:
         raise ValueError(
             f"leave out --part {arguments.part}: the {place.world_size} processes already share "
             "the work"
         )
-    part = parse_part(arguments.part) if arguments.part else WHOLE
+    part = WHOLE
+    local_rank = None
     if place:
         part = WorkPart(place.rank + 1, place.world_size)
-    verifier = load_verifier(arguments, place.local_rank if place else None)
+        local_rank = place.local_rank
+    elif arguments.part:
+        part = parse_part(arguments.part)
+    verifier = load_verifier(arguments, local_rank)
     source, names = audio_inputs(
         arguments.audio, verifier.sample_rate, sys.stdin, arguments.channel
     )

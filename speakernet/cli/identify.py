@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def answer_lines(answer: "Identification", requested_rate: float | None = None) -> list[str]:
+def answer_lines(answer: "Identification", requested_rate: float | None) -> list[str]:
     """The answer, the nearest people, and how far the answer can be trusted."""
     # Late: --help and a mistyped option need no numpy.
     from speakernet.inference.decision import told_apart

@@ -30,9 +30,9 @@ def run(arguments: argparse.Namespace) -> list[str]:
     options = dict(contents["model"]["options"])
     # The configuration of a pretrained backbone is as long as the rest of the table.
     config = options.pop("config", {})
-    source = options.pop("source", {})
+    backbone = dict(options.pop("source", {}))
     if config:
-        source["architecture"] = config["model_type"]
+        backbone["architecture"] = config["model_type"]
     num_bytes = human_bytes(path.stat().st_size)
     rows = [
         ("file", f"{path} ({num_bytes}, format version {contents['format_version']})"),
@@ -41,54 +41,59 @@ def run(arguments: argparse.Namespace) -> list[str]:
             "fingerprint",
             f"{model.fingerprint} (of weights and front end; ties a store of people to this model)",
         ),
-        ("model", f"{contents['model']['name']} {_options(options)}"),
+        ("model", f"{contents['model']['name']} {_in_words(options)}"),
     ]
-    for key, value in source.items():
-        rows.append(("backbone" if key == "name" else f"backbone {key}", _value(value)))
+    for key, value in backbone.items():
+        name = "backbone" if key == "name" else f"backbone {key}"
+        rows.append((name, _in_words(value)))
     num_parameters = sum(parameter.numel() for parameter in net.parameters())
-    mean = "none"
-    if contents.get("embedding_mean") is not None:
-        length = math.sqrt(float(contents["embedding_mean"].square().sum()))
-        mean = f"length {length:.3f}, subtracted if the scoring method asks for it"
-        if contents.get("embedding_mean_of"):
-            mean += f"; measured with {_options(contents['embedding_mean_of'])}"
     origin = summary.get("initial_model") or {}
     licence = summary.get("licence") or origin.get("licence") or NO_LICENCE
     calibrated = f"no: {model.rule.advice}"
     if model.is_calibrated:
-        calibrated = f"yes; {model.rule.caution}".removesuffix("; ")
+        calibrated = f"yes; {model.rule.caution}" if model.rule.caution else "yes"
     rows += [
-        ("front end", f"{front_end['name']} {_options(front_end['options'])}"),
+        ("front end", f"{front_end['name']} {_in_words(front_end['options'])}"),
         ("parameters", f"{num_parameters:,}"),
         ("embedding", f"{net.embedding_dim}-dimensional"),
         ("sample rate", f"{net.sample_rate} Hz"),
-        ("adaptation", _options(contents.get("adaptation") or {})),
-        ("mean embedding", mean),
+        ("adaptation", _in_words(contents.get("adaptation") or {})),
+        ("mean embedding", _mean_in_words(contents)),
         ("caution", model.caution),
         ("licence", licence),
         ("calibrated", calibrated),
     ]
     # A file may have a calibration for each scoring method, and another with durations.
     for fit in (contents.get("calibration") or {}).get("fits", ()):
-        rows.append(("calibration", _fit(fit)))
+        rows.append(("calibration", _fit_in_words(fit)))
     for threshold in contents.get("thresholds") or ():
         text = f"{threshold['name']} {decision.described_threshold(threshold)}"
-        rows.append(("threshold", f"{text}; {_options(threshold['backend'])}"))
+        rows.append(("threshold", f"{text}; {_in_words(threshold['backend'])}"))
     lines = [f"{name:<28} {value}" for name, value in rows if value]
-    return lines + [f"{f'training {key}':<28} {_value(value)}" for key, value in summary.items()]
+    for key, value in summary.items():
+        name = f"training {key}"
+        lines.append(f"{name:<28} {_in_words(value)}")
+    return lines
 
 
-def _value(value: Any) -> Any:
+def _in_words(value: Any) -> Any:
+    """A value as it is shown; a mapping becomes `key=value` pairs."""
     if isinstance(value, Mapping):
-        return _options(value)
+        return ", ".join(f"{key}={_in_words(entry)}" for key, entry in value.items())
     return f"{value:.6g}" if isinstance(value, float) else value
 
 
-def _options(options: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}={_value(value)}" for key, value in options.items())
+def _mean_in_words(contents: Mapping[str, Any]) -> str:
+    if contents.get("embedding_mean") is None:
+        return "none"
+    length = math.sqrt(float(contents["embedding_mean"].square().sum()))
+    text = f"length {length:.3f}, subtracted if the scoring method asks for it"
+    if contents.get("embedding_mean_of"):
+        text += f"; measured with {_in_words(contents['embedding_mean_of'])}"
+    return text
 
 
-def _fit(fit: Mapping[str, Any]) -> str:
+def _fit_in_words(fit: Mapping[str, Any]) -> str:
     """A calibration: its formula, the list it was fitted on, and the scoring method."""
     inputs = zip(fit["weights"], fit["inputs"], strict=True)
     terms = " + ".join(f"{weight:.4f} x {name}" for weight, name in inputs)
@@ -99,5 +104,5 @@ def _fit(fit: Mapping[str, Any]) -> str:
         )
     return (
         f"log-likelihood ratio = {fit['offset']:.4f} + {terms}{fitted_on}; "
-        f"{_options(fit['backend'])}"
+        f"{_in_words(fit['backend'])}"
     )

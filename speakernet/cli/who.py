@@ -95,13 +95,13 @@ def outputs(arguments: argparse.Namespace) -> dict[Path, bool]:
     if arguments.out is None:
         return {}
     # Late: --help and a mistyped option need no torch.
-    from speakernet.inference.who.files import written_before
+    from speakernet.inference.who.files import find_outputs
 
     suffixes = []
     if arguments.transcript:
         is_subtitle = arguments.transcript.suffix.lower() == ".srt"
         suffixes.append(".transcript.srt" if is_subtitle else ".transcript.json")
-    return written_before(arguments.out, arguments.audio, suffixes)
+    return find_outputs(arguments.out, arguments.audio, suffixes)
 
 
 def run(arguments: argparse.Namespace) -> list[str]:

@@ -21,7 +21,7 @@ from speakernet.data.augment.options import AUGMENTATIONS
 from speakernet.frontend.options import FrontendOptions
 from speakernet.losses.options import LOSSES, LossOptions, MetricOptions
 from speakernet.models.options import PoolingOptions, TrunkOptions
-from speakernet.options import OUTSIDE, Component, Options, lookup
+from speakernet.options import PLUGIN_MODULES, Component, Options, lookup
 from speakernet.training.options import OptimizerOptions
 from speakernet.training.options.schedules import ScheduleOptions
 
@@ -77,7 +77,7 @@ def add_installed(entry_points: Iterable[EntryPoint]) -> None:
 
 
 def _add(module_name: str, where: str) -> None:
-    if module_name in OUTSIDE:
+    if module_name in PLUGIN_MODULES:
         return
     # This runs foreign code, which may raise anything. Before any option is read, it becomes one
     # line that names the file.
@@ -94,7 +94,7 @@ def _add(module_name: str, where: str) -> None:
     # Kept with its checksum, because a model file made with this code can only be read with it; the
     # run folder gets a copy.
     source = Path(inspect.getfile(module)).read_bytes()
-    OUTSIDE[module_name] = source, hashlib.sha256(source).hexdigest()
+    PLUGIN_MODULES[module_name] = source, hashlib.sha256(source).hexdigest()
 
 
 def _rows(module: ModuleType) -> Iterator[tuple[dict[str, Component], str, Component]]:

@@ -60,7 +60,7 @@ from speakernet.files import (
     yaml_value,
 )
 from speakernet.options import (
-    OUTSIDE,
+    PLUGIN_MODULES,
     OptionError,
     Options,
     alternatives,
@@ -349,7 +349,7 @@ def save_config(config: Config, path: Path) -> None:
     for name, corpus in config.data.corpora.items():
         _make_inputs_absolute(corpus, values["data"]["corpora"][name])
     # Written before the configuration, which cannot be read without them.
-    for name, (text, _) in OUTSIDE.items():
+    for name, (text, _) in PLUGIN_MODULES.items():
         with atomic_write(path.with_name(f"{name}.py"), "wb") as copy:
             copy.write(text)
     with atomic_write(path) as file:

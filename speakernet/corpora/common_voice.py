@@ -19,9 +19,9 @@ from speakernet.corpora.listing import CORPUS_ARGUMENTS, prepare_public
 from speakernet.corpora.utterances import Row
 from speakernet.files import FileError, open_text, reading
 
-#: Common Voice identifies speakers by 128 hexadecimal digits; this many distinguish a million of
-# them.
 CLIENT_ID_LENGTH = 24
+"""Common Voice identifies speakers by 128 hexadecimal digits; this many distinguish a million of
+them."""
 
 ARGUMENTS = CORPUS_ARGUMENTS | {
     "--table": {"default": "validated.tsv", "help": "table of the clips to use"}
@@ -31,7 +31,7 @@ ARGUMENTS = CORPUS_ARGUMENTS | {
 def run(arguments: argparse.Namespace) -> int:
     def rows(root: Path) -> list[Row]:
         listed = list(common_voice_rows(root, arguments.table))
-        # Left out of trials too: a contributor with a single sentence has no target trial.
+        # Rare speakers are left out of trials too: one with a single clip has no target trial.
         counts = collections.Counter(row.speaker for row in listed)
         return [row for row in listed if counts[row.speaker] >= arguments.min_utterances]
 
@@ -61,4 +61,4 @@ def common_voice_rows(root: Path, table: str) -> Iterator[Row]:
                     f"{path}: the client_ids of two speakers start with {speaker}; expected unique "
                     "ones"
                 )
-            yield Row(speaker, f"clips/{row['path']}", "", row.get("gender") or "")
+            yield Row(speaker, f"clips/{row['path']}", gender=row.get("gender") or "")

@@ -232,7 +232,7 @@ def download_file(
     file: RemoteFile,
     root: Folder,
     options: DownloadOptions,
-    on_bytes: Callable[[int], object] = lambda count: None,
+    on_bytes: Callable[[int], object],
 ) -> Path:
     """Fetch and verify one file, named as in the table, in `root`; addresses are tried in order."""
     target = root.path(file.name)

@@ -273,7 +273,7 @@ def _difficulty(row: Row) -> tuple[bool, bool, str]:
 # wav or audio are passed through; if what is below them is called train, dev or test, those are
 # splits; everything else is a speaker. A mixture is refused rather than guessed at: a split taken
 # for a speaker would make one class of hundreds of voices, and no error rate would show why.
-def find_layout(root: Path, layout: str = "auto") -> Layout:
+def find_layout(root: Path, layout: str) -> Layout:
     """Where the speakers' folders are below `root`, judged by the names of the folders."""
     if layout == "speakers":
         return Layout(0)

@@ -134,7 +134,7 @@ def fair_pairs(
     rows: ndarray,
     rules: PairRules,
     seed: int,
-    targets_per_speaker: int = DEFAULT_TARGETS_PER_SPEAKER,
+    targets_per_speaker: int,
 ) -> Pairs:
     """All pairs if they are few and no speaker has more than `targets_per_speaker` target pairs,
     else balanced ones.

@@ -300,12 +300,12 @@ class JoinedRows(RowReader):
     def ahead(
         self,
         maker: "CropMaker",
-        num_asked: int,
+        num_in_flight: int,
         choose: Callable[[ndarray], ndarray] = np.asarray,
     ) -> "CropMaker":
         """See `RowReader.ahead`: the shards of all corpora at addresses are fetched in time."""
         for number, reader in enumerate(self.readers):
-            maker = reader.ahead(maker, num_asked, functools.partial(self._rows_of, number))
+            maker = reader.ahead(maker, num_in_flight, functools.partial(self._rows_of, number))
         return maker
 
     def _rows_of(self, number: int, rows: ndarray) -> ndarray:

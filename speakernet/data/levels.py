@@ -18,14 +18,12 @@ def frame_powers(waveform: np.ndarray, sample_rate: int = SAMPLE_RATE) -> np.nda
     >>> frame_powers(np.ones(1000, dtype=np.float32)).tolist()
     [1.0, 1.0]
     """
-    frame = round(FRAME_SECONDS * sample_rate)
-    count = max(1, len(waveform) // frame)
-    # An utterance shorter than a frame counts as one frame; its ratio is 0 dB.
-    frames = (
-        waveform[: count * frame].reshape(count, -1)
-        if len(waveform) >= frame
-        else waveform[None, :]
-    )
+    frame_samples = round(FRAME_SECONDS * sample_rate)
+    num_frames = len(waveform) // frame_samples
+    frames = waveform[: num_frames * frame_samples].reshape(num_frames, frame_samples)
+    if not num_frames:
+        # An utterance shorter than a frame counts as one frame; its ratio is 0 dB.
+        frames = waveform[None, :]
     return np.square(frames, dtype=np.float64).mean(axis=1)
 
 

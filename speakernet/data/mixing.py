@@ -33,42 +33,42 @@ def streamed(sampler: Sampler, shards: np.ndarray, num_streams: int, *turn: int)
         sampler: orders a block.
         shards: the shard of each row of the list, int32 (rows,).
         num_streams: 1, or the number of processes.
-        turn: the epoch, counted from 0; for a corpus that is repeated within an epoch, also the
-            number of the repeat.
+        turn: the epoch; for one of several corpora, also the number of the pass over it in this
+            epoch. Both are counted from 0.
     """
     seed = sampler.seed
     eligible = sampler.eligible
     buffer = sampler.options.shuffle_buffer
-    place = numpy_generator(seed, SHARDS, *turn).permutation(int(shards.max()) + 1)[
-        shards[eligible]
-    ]
+    place_of_shard = numpy_generator(seed, SHARDS, *turn).permutation(int(shards.max()) + 1)
+    places = place_of_shard[shards[eligible]]
     # Stable, because the order of equal places could otherwise differ between versions of NumPy.
-    rows = eligible[np.argsort(place, kind="stable")]
+    rows = eligible[np.argsort(places, kind="stable")]
     rows = sampler.limit_speakers(rows)
-    smallest = buffer if sampler.needs_many_speakers else min(FIRST_BLOCK, buffer)
+    first_block = buffer if sampler.needs_many_speakers else min(FIRST_BLOCK, buffer)
     streams = []
     for stream in range(num_streams):
-        mine = rows[len(rows) * stream // num_streams : len(rows) * (stream + 1) // num_streams]
-        first = 0
-        size = max(1, smallest // num_streams)
+        start = len(rows) * stream // num_streams
+        stop = len(rows) * (stream + 1) // num_streams
+        size = max(1, first_block // num_streams)
         blocks: list[np.ndarray] = []
-        while first < len(mine) or not blocks:
+        # A stream without rows has one empty block.
+        while start < stop or not blocks:
             random = numpy_generator(seed, BLOCK, *turn, stream, len(blocks))
-            blocks.append(sampler.units_of(random, mine[first : first + size]))
-            first = first + size
+            blocks.append(sampler.units_of(random, rows[start : min(start + size, stop)]))
+            start += size
             # Blocks double in size, so that training starts after a few shards and soon mixes a
             # whole buffer.
             size = min(2 * size, max(1, buffer // num_streams))
         streams.append(np.concatenate(blocks))
-    return Parts(streams, np.arange(1, num_streams + 1) / num_streams)
+    ends = np.arange(1, num_streams + 1) / num_streams  # every stream has the same share of a batch
+    return Parts(streams, ends)
 
 
 # An epoch does not end when the first corpus runs out, because a small corpus with a large weight
-# would end it after a few batches. Repeats have row numbers of their own: everything random is
-# keyed by the row, so with the same numbers each repeat would be the same crop with the same noise.
+# would end it after a few batches. Each pass has row numbers of its own: everything random is keyed
+# by the row, so with the same numbers each pass would be the same crop with the same noise.
 def mixed(samplers: Mapping[str, Sampler], epoch: int) -> Parts:
-    """An epoch of several corpora, each with its own sampler, whose batch size is the corpus's
-    share of every batch.
+    """An epoch of several corpora; the batch size of a corpus's sampler is its share of a batch.
 
     The epoch has as many utterances as all corpora together. A corpus that runs out is repeated in
     a different order, with a multiple of the list's length added to its rows, so that they are
@@ -80,28 +80,30 @@ def mixed(samplers: Mapping[str, Sampler], epoch: int) -> Parts:
     """
     sizes = np.array([sampler.batch_size for sampler in samplers.values()])
     orders = [
-        _units_of_pass(sampler, epoch, number, 0)
-        for number, sampler in enumerate(samplers.values())
+        _units_of_pass(sampler, epoch, corpus, 0)
+        for corpus, sampler in enumerate(samplers.values())
     ]
     total = sum(map(len, orders))
-    for number, sampler in enumerate(samplers.values()):
-        passes = [orders[number]]
-        count = len(orders[number])
+    for corpus, sampler in enumerate(samplers.values()):
+        passes = [orders[corpus]]
+        count = len(orders[corpus])
         # Rounded up, so that no corpus lacks the last unit of the last batch.
-        needed = -(-total * int(sizes[number]) // int(sizes.sum()))
+        needed = -(-total * int(sizes[corpus]) // int(sizes.sum()))
+        # A corpus that gives no units, however often it is repeated, is left empty.
         while 0 < count < needed:
-            again = _units_of_pass(sampler, epoch, number, len(passes))
-            passes.append(again.astype(np.int64) + len(passes) * len(sampler.labels))
-            count += len(again)
-        orders[number] = np.concatenate(passes)[:needed]
+            units = _units_of_pass(sampler, epoch, corpus, len(passes))
+            passes.append(units.astype(np.int64) + len(passes) * len(sampler.labels))
+            count += len(units)
+        orders[corpus] = np.concatenate(passes)[:needed]
     return Parts(orders, np.cumsum(sizes) / sizes.sum(), tuple(samplers))
 
 
-def _units_of_pass(sampler: Sampler, epoch: int, number: int, repeat: int) -> np.ndarray:
-    """The units of corpus `number` in the order of its `repeat`-th repeat in an epoch."""
+def _units_of_pass(sampler: Sampler, epoch: int, corpus: int, number: int) -> np.ndarray:
+    """The units of a corpus in the order of its pass `number` of an epoch."""
     if sampler.in_parts is not None:
-        (units,) = sampler.in_parts(epoch, repeat).units
+        # Streamed, as one part.
+        (units,) = sampler.in_parts(epoch, number).units
         return units
     return sampler.units_of(
-        numpy_generator(sampler.seed, CORPUS, epoch, number, repeat), sampler.eligible
+        numpy_generator(sampler.seed, CORPUS, epoch, corpus, number), sampler.eligible
     )

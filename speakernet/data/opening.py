@@ -43,9 +43,13 @@ class KaldiSource(FolderSource):
     working directory.
     """
 
-    def __init__(self, root: str | Path, sample_rate: int = SAMPLE_RATE, **options: bool) -> None:
+    def __init__(
+        self, root: str | Path, sample_rate: int, *, keep_lookup: bool, show_progress: bool
+    ) -> None:
         """Read the folder's `wav.scp`; no audio is opened."""
-        super().__init__(Path.cwd(), sample_rate, **options)  # type: ignore[arg-type]
+        super().__init__(
+            Path.cwd(), sample_rate, keep_lookup=keep_lookup, show_progress=show_progress
+        )
         if (Path(root) / SEGMENTS).exists():
             raise ListError(
                 f"{Path(root) / SEGMENTS}: segments of recordings are not supported; save each as "
@@ -83,6 +87,7 @@ class KaldiSource(FolderSource):
 
     def _files_of(self, names: StringTable) -> StringTable:
         """The file of each utterance; empty if `wav.scp` does not have it."""
+        # An unknown id has row -1, which gives an empty string.
         return super()._files_of(self.files.take(self._index.find(names)))
 
     def _lacks(self, name: str) -> str:
@@ -94,7 +99,8 @@ def open_source(
     sample_rate: int = SAMPLE_RATE,
     *,
     shard_cache_gigabytes: float | None = None,
-    **options: bool,
+    keep_lookup: bool = True,
+    show_progress: bool = False,
 ) -> AudioSource:
     """The source at `root`: a packed corpus, here or at an address, a folder with a `wav.scp`, or a
     folder of files.
@@ -110,17 +116,16 @@ def open_source(
     # A half-written corpus is not a folder of files either: opening it here raises the error.
     if is_packed(root) or (not path.exists() and partial_of(root).exists()):
         return PackedSource(root, sample_rate)
-    if path.exists() and not path.is_dir():
-        raise AudioError(
-            f"{root}: expected a folder of audio files or a packed corpus, found a file. Archives "
-            "and lists of other toolkits are not read in place: `speakernet pack CORPUS --source "
-            f"{root} --write-list LIST` makes a packed corpus of them"
-        )
     if not path.exists():
         raise AudioError(
             f"{root}: no such folder or packed corpus; give the folder that the list's paths are "
             "relative to"
         )
-    if is_kaldi(root):
-        return KaldiSource(root, sample_rate, **options)
-    return FolderSource(root, sample_rate, **options)  # type: ignore[arg-type]
+    if not path.is_dir():
+        raise AudioError(
+            f"{root}: expected a folder of audio files or a packed corpus, found a file. Archives "
+            "and lists of other toolkits are not read in place: `speakernet pack CORPUS --source "
+            f"{root} --write-list LIST` makes a packed corpus of them"
+        )
+    folder_source = KaldiSource if is_kaldi(root) else FolderSource
+    return folder_source(root, sample_rate, keep_lookup=keep_lookup, show_progress=show_progress)

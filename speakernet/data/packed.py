@@ -186,7 +186,7 @@ def partial_of(corpus: str | Path) -> Path:
     return Path(corpus).with_name(Path(corpus).name + PARTIAL_SUFFIX)
 
 
-def describe_samples(num_samples: int) -> bytes:
+def make_header(num_samples: int) -> bytes:
     """The header of a .npy file of `num_samples` int16, always 128 bytes, so that it can be written
     last.
     """

@@ -38,8 +38,8 @@ from speakernet.data.packed import (
     Description,
     PackedError,
     ShardDescription,
-    describe_samples,
     is_packed,
+    make_header,
     partial_of,
     read_description,
     read_index,
@@ -67,8 +67,7 @@ RECORD = np.dtype([("num_samples", "<i8"), ("checksum", "<u4")])
 # The maximum amount of work that a kill can cost.
 FLUSH_BYTES = 64 << 20
 FLUSH_SECONDS = 20.0
-COUNTS = ("num_utterances", "num_samples", "num_skipped")
-HEADER_BYTES = len(describe_samples(0))
+HEADER_BYTES = len(make_header(0))
 
 
 @dataclass(eq=False)
@@ -80,7 +79,7 @@ class PackInput(ABC):
     speakers: StringTable | None = None
 
     part_of = ""
-    """For a shard: the digest of the whole corpus's names, rate and number of shards."""
+    """Of a shard: the digest of the whole corpus's names, rate and number of shards."""
 
     def items(self, rows: Iterable[int]) -> Iterator[tuple[int, bytes | None]]:
         """(row, content) for `decode`, rows ascending; content is None if `decode` reads it
@@ -121,19 +120,17 @@ class PackSummary:
     num_utterances: int
     num_samples: int
     num_skipped: int
-    num_resumed: int = 0
+    num_resumed: int
 
     @classmethod
-    def of(cls, descriptions: Collection[Description], num_resumed: int = 0) -> "PackSummary":
+    def of(cls, descriptions: Collection[Description], num_resumed: int) -> "PackSummary":
         """The summary of a corpus or of several shards together."""
-        return cls(**total_counts(descriptions), num_resumed=num_resumed)
-
-
-def total_counts(descriptions: Collection[Description]) -> dict[str, Any]:
-    """The sum of each of `COUNTS`."""
-    return {
-        name: sum(getattr(description, name) for description in descriptions) for name in COUNTS
-    }
+        return cls(
+            sum(description.num_utterances for description in descriptions),
+            sum(description.num_samples for description in descriptions),
+            sum(description.num_skipped for description in descriptions),
+            num_resumed,
+        )
 
 
 # Nearly all the time goes into decoding (m4a and FLAC, from archives or a slow disk), so threads
@@ -157,7 +154,7 @@ def pack(
             f"{source.description}: there is nothing to pack; expected at least one audio file"
         )
     if corpus.exists():
-        return _already_there(source, corpus, sample_rate)
+        return _check_existing(source, corpus, sample_rate)
     partial = partial_of(corpus)
 
     # A folder with the final name is always a complete corpus; a killed run leaves this one.
@@ -198,8 +195,8 @@ def pack(
 def _decode_from(
     source: PackInput, first_row: int, sample_rate: int, num_threads: int, description: str
 ) -> Iterator[tuple[int, tuple[ndarray, int] | AudioError]]:
-    """Row, and its samples and their checksum or why it cannot be read, of all rows from
-    `first_row` on.
+    """The rows from `first_row` on, each with its samples and their checksum, or with the error
+    that says why it cannot be read.
     """
 
     def decode(item: tuple[int, bytes | None]) -> tuple[ndarray, int] | AudioError:
@@ -266,12 +263,13 @@ class _Writer:
         self.num_done = len(records)
         self._journal.truncate(records.nbytes)
         lengths = records["num_samples"]
+        num_skipped = np.count_nonzero(lengths < 0)
         lines = (folder / SKIPPED).read_bytes().splitlines(keepends=True)
-        self._skipped.truncate(sum(map(len, lines[: np.count_nonzero(lengths < 0)])))
+        self._skipped.truncate(sum(map(len, lines[:num_skipped])))
         expected = HEADER_BYTES + 2 * int(lengths[lengths > 0].sum())
         num_bytes = self._samples.tell()
         if num_bytes == 0:
-            self._samples.write(describe_samples(0))
+            self._samples.write(make_header(0))
         elif num_bytes < expected:
             raise PackedError(
                 f"{folder}: {num_bytes} bytes of samples, {expected} in the journal; remove it and "
@@ -344,7 +342,7 @@ def _finish(partial: Path, source: PackInput, sample_rate: int) -> Description:
     offsets = np.concatenate([[0], np.cumsum(records["num_samples"][kept])]).astype(np.int64)
     num_samples = int(offsets[-1])
     with (partial / SAMPLES).open("r+b") as file:
-        file.write(describe_samples(num_samples))
+        file.write(make_header(num_samples))
         _sync(file)
     names = source.names.take(kept)
     with atomic_write(partial / INDEX, "wb") as file:
@@ -366,7 +364,7 @@ def _finish(partial: Path, source: PackInput, sample_rate: int) -> Description:
         index_sha256=sha256_of(partial / INDEX),
         part_of=source.part_of,
     )
-    _describe(partial, description)
+    _write_description(partial, description)
     (partial / PLAN).unlink()
     (partial / JOURNAL).unlink()
     if not num_skipped:
@@ -374,25 +372,23 @@ def _finish(partial: Path, source: PackInput, sample_rate: int) -> Description:
     return description
 
 
-def _describe(corpus: Path, description: Description) -> None:
+def _write_description(corpus: Path, description: Description) -> None:
     fields = description.model_dump() | {"written_by": f"speakernet {speakernet.__version__}"}
     present = {name: value for name, value in fields.items() if value not in ("", [])}
     with atomic_write(corpus / DESCRIPTION) as file:
         json.dump(present, file, indent=1)
 
 
-def _already_there(source: PackInput, corpus: Path, sample_rate: int) -> PackSummary:
-    """The summary of an existing corpus with exactly these names; PackedError if something else is
-    in its place.
-    """
+def _check_existing(source: PackInput, corpus: Path, sample_rate: int) -> PackSummary:
+    """Refuse anything but a corpus with exactly these names, whose summary it returns."""
     if not is_packed(corpus):
         raise PackedError(f"{corpus}: exists and is not a packed corpus; choose a different name")
     # Only names are compared: decoding the recordings again would take as long as packing them.
     names = read_index(corpus).names
     description = read_description(corpus)
     total = len(names) + description.num_skipped
-    is_same = description.sample_rate == sample_rate and total == len(source.names)
-    if not is_same or (NameIndex(source.names).find(names) < 0).any():
+    has_all_names = total == len(source.names) and (NameIndex(source.names).find(names) >= 0).all()
+    if description.sample_rate != sample_rate or not has_all_names:
         raise PackedError(
             f"{corpus}: exists with different utterances or a different rate ({total} utterances "
             f"at {description.sample_rate} Hz; requested {len(source.names)} at {sample_rate} Hz); "
@@ -416,10 +412,10 @@ def pack_part(
         The summary of the shard, and the shards that are still missing.
     """
     corpus = Path(corpus)
-    # Nothing is written into a folder that holds other files.
+    # A folder that holds other files is refused, and nothing is written into it.
     is_foreign = corpus.exists() and not is_packed(corpus) and any(corpus.iterdir())
     if is_foreign or (corpus / DESCRIPTION).exists():
-        return _already_there(source, corpus, sample_rate), []
+        return _check_existing(source, corpus, sample_rate), []
     rows = share(range(len(source.names)), part.number, part.count)
     if not rows:
         raise PackedError(
@@ -444,7 +440,7 @@ def plan_of_parts(source: PackInput, sample_rate: int, count: int) -> dict[str, 
 
 
 def digest_of_plan(plan: Mapping[str, Any]) -> str:
-    """What every shard records, to be joined only with its own."""
+    """What every shard records, so that only shards of one plan are joined."""
     return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
 
 
@@ -471,15 +467,18 @@ def join_parts(corpus: str | Path) -> None:
         )
     # A digest of the digests in order, which is equal only for equal copies.
     digests = "".join(shard.index_sha256 for shard in shards.values())
+    total = PackSummary.of(shards.values(), 0)
     description = Description(
         version=PARTS_VERSION,
         sample_rate=rates.pop(),
-        **total_counts(shards.values()),
+        num_utterances=total.num_utterances,
+        num_samples=total.num_samples,
+        num_skipped=total.num_skipped,
         index_sha256=hashlib.sha256(digests.encode()).hexdigest(),
         parts=[
             ShardDescription(name=name, index_sha256=shard.index_sha256)
             for name, shard in shards.items()
         ],
     )
-    _describe(corpus, description)
+    _write_description(corpus, description)
     logger.info("%s: joined %d parts", corpus, len(shards))

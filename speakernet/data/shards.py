@@ -338,11 +338,11 @@ class RemoteRows(PackedRows):
     def ahead(
         self,
         maker: CropMaker,
-        num_asked: int,
+        num_in_flight: int,
         choose: Callable[[ndarray], ndarray] = np.asarray,
     ) -> "ShardsAhead":
         """See `RowReader.ahead`: threads fetch the shards."""
-        return ShardsAhead(maker, self, num_asked, choose)
+        return ShardsAhead(maker, self, num_in_flight, choose)
 
 
 class ShardsAhead(WrappedMaker):
@@ -354,12 +354,12 @@ class ShardsAhead(WrappedMaker):
         self,
         maker: CropMaker,
         rows: RemoteRows,
-        num_asked: int,
+        num_in_flight: int,
         choose: Callable[[ndarray], ndarray],
     ) -> None:
         super().__init__(maker)
         self._rows = rows
-        self._num_asked = num_asked
+        self._num_in_flight = num_in_flight
         self._choose = choose
 
     def run(self, requests: Sequence[BatchRequest]) -> Iterator[Made]:
@@ -385,7 +385,7 @@ class ShardsAhead(WrappedMaker):
                     num_bytes = sum(map(cache.bytes_of, last_use.keys() | shards))
                     # Shards that are being read now are fetched immediately, whether they fit or
                     # not.
-                    if num_bytes > budget and asked > number + self._num_asked:
+                    if num_bytes > budget and asked > number + self._num_in_flight:
                         break
                     for shard in shards:
                         if shard not in last_use:

@@ -222,10 +222,10 @@ class RowReader(ABC):
     def ahead(
         self,
         maker: Any,
-        num_asked: int,
+        num_in_flight: int,
         choose: Callable[[ndarray], ndarray] = np.asarray,
     ) -> Any:
-        """Wrap `maker` (a `CropMaker`, which prepares `num_asked` batches at once) so that what
+        """Wrap `maker` (a `CropMaker`, which prepares `num_in_flight` batches at once) so that what
         must be fetched is there in time. `choose` finds the rows of this reader among those of a
         request.
         """

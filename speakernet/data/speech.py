@@ -279,8 +279,8 @@ def sample_edges(stretches_seconds: np.ndarray, sample_rate: int) -> np.ndarray:
 def read_speech(
     read: Callable[[int, int], np.ndarray],
     edges: np.ndarray,
-    start: int = 0,
-    num_samples: int | None = None,
+    start: int,
+    num_samples: int | None,
 ) -> np.ndarray:
     """Read from a recording as if only the stretches between `edges` existed, one after the other,
     and without an offset (DC): not every front end removes it.

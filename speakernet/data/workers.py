@@ -57,9 +57,8 @@ LIKELY_REASONS = {
     "data.prefetch_factor, or switch data.ram_corpus off",
     "SIGBUS": "most likely shared memory is full: in Docker raise --shm-size or use --ipc=host, "
     "otherwise lower data.prefetch_factor or data.num_workers",
-    "SIGSEGV": (
-        "a library crashed, often on a damaged audio file: data.num_workers: 0 shows which one"
-    ),
+    "SIGSEGV": "a library crashed, often on a damaged audio file: data.num_workers: 0 shows which "
+    "one",
 }
 RESUME = "The same command resumes if last.pt was written"
 PAGE_LOCK_PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every GPU of the process
@@ -113,8 +112,8 @@ class _Moment(NamedTuple):
 class Workers(WrappedMaker):
     """Worker processes and the ring they write into; both live as long as the loader.
 
-    With `follows_waiting`, more processes start while training waits for workers that hardly
-    compute. Batches do not depend on who makes them.
+    With `may_grow`, more processes start while training waits for workers that hardly compute.
+    Batches do not depend on who makes them.
     """
 
     maker: BatchMaker
@@ -126,11 +125,11 @@ class Workers(WrappedMaker):
         start_method: str | None = None,
         *,
         pins: bool = False,
-        follows_waiting: bool = False,
+        may_grow: bool = False,
     ) -> None:
         super().__init__(maker)
         self._options = options
-        self._follows_waiting = follows_waiting
+        self._may_grow = may_grow
         self._waited_seconds = 0.0
         self._pins = pins
         self._is_pinned = False
@@ -139,7 +138,7 @@ class Workers(WrappedMaker):
         self._ring = torch.empty(0, 0)  # (slots, samples)
         self._workers: list[Worker] = []
         # The number of the worker of each unanswered request, in order.
-        self._owing: deque[int] = deque()
+        self._unanswered: deque[int] = deque()
 
     def run(self, requests: Sequence[BatchRequest]) -> Iterator[Made]:
         """Yield each request, in order, with its crops (valid until the next request) and
@@ -155,18 +154,19 @@ class Workers(WrappedMaker):
             self._start(size)
         workers = self._workers
         # Discard answers left over from an iteration that stopped early.
-        while self._owing:
+        while self._unanswered:
             self._answer("the beginning of an epoch")
         coming = enumerate(requests)
         since: _Moment | None = None
         try:
             self._send(coming, self._ahead)
             for number, request in enumerate(requests):
+                # As in `_send`: `requests` makes another object on each access.
                 request.slot = number % len(self._ring)
                 report = self._answer(f"batch {request.batch + 1} of epoch {request.epoch + 1}")
                 self._send(coming, 1)
-                if self._follows_waiting and (number + 1) % JUDGED_BATCHES == 0:
-                    since = self._follow_waiting(since)
+                if self._may_grow and (number + 1) % JUDGED_BATCHES == 0:
+                    since = self._grow_if_waiting(since)
                 yield request, torch.from_numpy(_slot_of(self.maker, self._ring, request)), report
         finally:
             # Also if the consumer stops early, but not the workers of the next epoch if that has
@@ -178,7 +178,7 @@ class Workers(WrappedMaker):
         """End the processes immediately; everything they have made is in the ring."""
         kill(self._workers)
         self._workers = []
-        self._owing.clear()
+        self._unanswered.clear()
         if self._is_pinned:
             # Copies in progress must end first.
             torch.cuda.synchronize()
@@ -240,9 +240,9 @@ class Workers(WrappedMaker):
         answers.close()
         return Worker(process, requests, reports)
 
-    def _follow_waiting(self, since: "_Moment | None") -> "_Moment":
-        """Start as many workers again if training has waited although they hardly computed;
-        return the moment with which the next judgement compares.
+    def _grow_if_waiting(self, since: "_Moment | None") -> "_Moment":
+        """Double the workers if training has waited although they hardly computed; return the
+        moment from which the next judgement counts.
         """
         now = _Moment(time.monotonic(), self._waited_seconds, _busy_seconds(self._workers))
         # The first batches wait for the workers' start and for files that nobody has read yet.
@@ -251,7 +251,7 @@ class Workers(WrappedMaker):
         seconds = now.time - since.time
         waited = (now.waited - since.waited) / seconds
         busy = (now.busy - since.busy) / (seconds * len(self._workers))
-        # The ring has no slots for more batches at once; so many workers have one each.
+        # At most one worker for each batch in flight; any other would have nothing to do.
         more = min(len(self._workers), self._ahead - len(self._workers))
         if waited <= ADVISED_SHARE or busy >= IDLE_SHARE or more <= 0:
             return now
@@ -272,38 +272,41 @@ class Workers(WrappedMaker):
         for number, request in itertools.islice(coming, count):
             request.slot = number % len(self._ring)
             worker = number % len(self._workers)
-            self._owing.append(worker)
+            self._unanswered.append(worker)
             self._workers[worker].requests.put(request)
 
     def _answer(self, where: str) -> BatchReport:
         """Wait for the report on the oldest unanswered request."""
-        number = self._owing[0]
+        number = self._unanswered[0]
         process, _, reports = self._workers[number]
         who = f"loader worker {number} of {len(self._workers)} (process {process.pid})"
         timeout = self._options.worker_timeout_seconds
+        # 0 is no limit.
         wait_seconds = min(WAIT_SECONDS, timeout or WAIT_SECONDS)
-        # Counts waits instead of using a clock, which would include the time for which a run is
-        # suspended.
-        for waited in itertools.count(1):
-            begun = time.monotonic()
+        silent_seconds = 0.0
+        while True:
+            begin = time.monotonic()
             ready = wait_for([reports, process.sentinel], wait_seconds)
-            self._waited_seconds += time.monotonic() - begun
+            self._waited_seconds += time.monotonic() - begin
             if reports in ready:
+                # A pipe without a report is that of a dead worker.
                 with contextlib.suppress(EOFError, OSError):
                     report = reports.recv()
-                    self._owing.popleft()
+                    self._unanswered.popleft()
                     return report
             if ready:
                 process.join()
                 end = describe_end(process.exitcode)
                 raise WorkerDied(f"{who} {end}; noticed at {where}. {RESUME}")
-            if 0 < timeout <= waited * wait_seconds:
+            # Counts waits instead of using a clock, which would include the time for which a run is
+            # suspended.
+            silent_seconds += wait_seconds
+            if 0 < timeout <= silent_seconds:
                 raise WorkerDied(
-                    f"{who} hangs: {where} took more than {waited * wait_seconds:g} s "
+                    f"{who} hangs: {where} took more than {silent_seconds:g} s "
                     "(data.worker_timeout_seconds); most likely the disk or network with the audio "
                     f"does not respond, or the process was suspended. {RESUME}"
                 )
-        raise AssertionError("counting has no end")
 
 
 def _busy_seconds(workers: Sequence[Worker]) -> float:
@@ -401,26 +404,28 @@ class ReadAhead(WrappedMaker):
     system's page cache when their batch is made, here or in worker processes.
     """
 
-    def __init__(self, maker: CropMaker, num_asked: int = 0) -> None:
+    def __init__(self, maker: CropMaker, num_in_flight: int = 0) -> None:
+        """`num_in_flight`: batches that `maker` prepares at once."""
         super().__init__(maker)
-        self._num_asked = num_asked
+        self._num_in_flight = num_in_flight
 
     def run(self, requests: Sequence[BatchRequest]) -> Iterator[Made]:
         """See `CropMaker.run`."""
         reads: deque[list[Future]] = deque()
         pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="read-ahead")
         # When reading ahead begins, the maker already has the first requests and reads them itself.
-        begun = 1 + self._num_asked
+        next_read = 1 + self._num_in_flight
         try:
             # The pool starts its threads on first use, after the worker processes were forked from
             # this one.
             for number, made in enumerate(self.maker.run(requests)):
-                stop = number + 1 + self._num_asked + BATCHES_AHEAD
-                reads.extend(self._touch(pool, request) for request in requests[begun:stop])
-                begun = max(begun, stop)
+                stop = number + 1 + self._num_in_flight + BATCHES_AHEAD
+                reads.extend(self._touch(pool, request) for request in requests[next_read:stop])
+                next_read = max(next_read, stop)
                 yield made
                 if reads:
-                    # Otherwise the maker would read the next batch crop by crop.
+                    # The reads of the request that the maker takes up next; without waiting for
+                    # them, it would read that batch crop by crop.
                     wait(reads.popleft())
         finally:
             pool.shutdown(cancel_futures=True)

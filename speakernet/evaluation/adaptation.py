@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.linalg import eigh
 
-from speakernet.evaluation.scoring import EPSILON, Plda, mean_embeddings
+from speakernet.evaluation.scoring import Plda, mean_embeddings, to_unit_length
 
 MIN_VARIANCE = 1e-9
 """A direction with a smaller share of the mean variance than this counts as having no variance."""
@@ -47,7 +47,7 @@ class Transform:
         # of float32.
         rows = np.asarray(embeddings, dtype=np.float64)
         for number, (matrix, offset) in enumerate(self.maps):
-            rows = (_units(rows) if number else rows) @ matrix.T + offset
+            rows = (to_unit_length(rows) if number else rows) @ matrix.T + offset
         return mean_embeddings(rows.astype(np.float32))
 
 
@@ -229,14 +229,10 @@ def with_plda(
     return Transform((first, last), plda)
 
 
-def _units(rows: np.ndarray) -> np.ndarray:
-    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), EPSILON)
-
-
 def _centred_units(rows: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
     """The map that subtracts the mean, and the mapped rows at unit length."""
     ((matrix, offset),) = centring(rows).maps
-    return (matrix, offset), _units(rows + offset)
+    return (matrix, offset), to_unit_length(rows + offset)
 
 
 def _mapped(rows: np.ndarray, matrix: np.ndarray) -> Transform:

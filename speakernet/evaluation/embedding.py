@@ -19,7 +19,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from speakernet import distributed
 from speakernet.data import windows
 from speakernet.data.audio import AudioError, crop_samples, wrap_to_length
-from speakernet.data.lists import StringTable, numbers
+from speakernet.data.lists import StringTable, numbers, places_in_runs
 from speakernet.data.lookup import COLUMNS, LookupTable
 from speakernet.data.sources import AudioSource
 from speakernet.data.speech import speech_of
@@ -68,7 +68,8 @@ logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 Unions = dict[tuple[int, ...], tuple[StringTable, dict[int, np.ndarray]]]
-"""Ids of several lists of names -> the union of their names, and the rows of each list in it."""
+"""Ids of several lists of names -> the union of their names, and for the id of each list its rows
+in the union."""
 
 MIN_WHOLE_SECONDS = 0.5
 """Whole utterances shorter than this (or than the network's minimum) are wrapped around, like
@@ -81,7 +82,7 @@ MAX_READERS = 8
 READ_AHEAD_UTTERANCES = 64
 READ_AHEAD_SAMPLES = 1 << 25
 """Limit on the audio that waits for the network, 128 MiB; the last recording read may exceed it."""
-MAX_BATCH_SECONDS_EACH = 4.0
+MAX_MEAN_SECONDS = 4.0
 """A batch of whole utterances holds no more padded audio than batch_size crops of this length."""
 WIDTHS_PER_OCTAVE = 8
 """With few shapes, rounding a width up adds at most one eighth as padding."""
@@ -104,9 +105,9 @@ class Cut:
     length: int
     """Samples in a crop; 0: whole utterances."""
     num_crops: int
-    shortest: int
+    shortest: int = 0
     """Whole utterances with fewer samples are wrapped around."""
-    preparation: Mapping[str, Any]
+    preparation: Mapping[str, Any] = field(default_factory=dict)
     """Of whole utterances, see `prepared`."""
 
     def starts(self, num_samples: int) -> np.ndarray:
@@ -128,6 +129,10 @@ class Plan:
     shapes: np.ndarray
     """(batches, 2) rows and samples of each batch."""
 
+    def stretch_of_waveforms(self, batches: range) -> np.ndarray:
+        """`stretch_of` the waveforms in adjacent batches."""
+        return self.stretch_of[self.bounds[batches.start] : self.bounds[batches.stop]]
+
 
 def plan_of(
     stretches: list[Stretch],
@@ -145,8 +150,8 @@ def plan_of(
     samples = np.array([stretch.num_samples for stretch in stretches], dtype=np.int64)
     are_windows = np.array([stretch.num_windows > 1 for stretch in stretches], dtype=bool)
     if cut.length:
-        # Short recordings give equal crops (28 of 40 in speechocean_mini, at 4 s), which are
-        # embedded once.
+        # Crops of a short recording (28 of 40 in speechocean_mini, at 4 s) may start at the same
+        # sample (`crop_starts`); equal crops are embedded once.
         num_starts = np.maximum(samples - cut.length, 1) + 1
         counts = np.minimum(cut.num_crops, num_starts)
         widths = np.full(len(samples), cut.length)
@@ -163,7 +168,10 @@ def plan_of(
     shapes = []
     for batch, width in batches_of(items, batch_size, sample_rate, has_few_shapes=has_few_shapes):
         bounds.append(bounds[-1] + len(batch))
-        rows = 1 << (len(batch) - 1).bit_length() if has_few_shapes else len(batch)
+        rows = len(batch)
+        if has_few_shapes:
+            # Rounded up to a power of two.
+            rows = 1 << (rows - 1).bit_length()
         shapes.append((rows, width))
     table = np.array(shapes, dtype=np.int64).reshape(-1, 2)
     return Plan(stretches, stretch_of, np.array(bounds), table)
@@ -186,13 +194,15 @@ def batches_of(
     longest = 0
     # Short recordings that share a batch with one of a minute would be padded to a minute each, so
     # a budget of padded audio ends the batch first.
-    budget = int(batch_size * MAX_BATCH_SECONDS_EACH * sample_rate)
+    budget = int(batch_size * MAX_MEAN_SECONDS * sample_rate)
     for item, samples, is_window in items:
         width = usual_width(samples) if has_few_shapes else samples
-        most = min(batch_size, max(1, budget // max(longest, width)))
-        most = 1 << (most.bit_length() - 1) if has_few_shapes else most
+        max_items = min(batch_size, max(1, budget // max(longest, width)))
+        if has_few_shapes:
+            # Rounded down to a power of two.
+            max_items = 1 << (max_items.bit_length() - 1)
         # Each one-minute window is a batch by itself: four of them needed a gigabyte with CAM++.
-        if batch and (is_window or len(batch) >= most):
+        if batch and (is_window or len(batch) >= max_items):
             yield batch, longest
             batch = []
             longest = 0
@@ -224,7 +234,8 @@ def padded(waveforms: list[np.ndarray], shape: tuple[int, int] = (0, 0)) -> tupl
     table = np.zeros((rows, samples), dtype=np.float32)
     for row, waveform in enumerate(waveforms):
         table[row, : len(waveform)] = waveform
-    return torch.from_numpy(table), torch.tensor(lengths + [samples] * (rows - len(lengths)))
+    lengths += [samples] * (rows - len(lengths))
+    return torch.from_numpy(table), torch.tensor(lengths)
 
 
 def prepared(waveform: np.ndarray, sample_rate: int, preparation: Mapping[str, Any]) -> np.ndarray:
@@ -245,8 +256,12 @@ def prepared(waveform: np.ndarray, sample_rate: int, preparation: Mapping[str, A
         speech = speech_of(waveform, sample_rate, min_gap_seconds=0.0)
         # Callers that decide refuse a recording without speech; here it stays whole.
         waveform = speech if len(speech) else waveform
-    length = round(preparation.get("repeat_seconds", 0.0) * sample_rate)
-    return waveform if len(waveform) >= length else wrap_to_length(waveform, length)
+    return _repeated(waveform, round(preparation.get("repeat_seconds", 0.0) * sample_rate))
+
+
+def _repeated(waveform: np.ndarray, min_samples: int) -> np.ndarray:
+    """The waveform, repeated from its start if it is shorter."""
+    return wrap_to_length(waveform, max(len(waveform), min_samples))
 
 
 def preparation_in_words(preparation: Mapping[str, Any]) -> str:
@@ -327,22 +342,25 @@ def embed_utterances(
         (utterances, crops, dim) float32, in the order of the names, on every rank; a whole
         utterance counts as one crop.
     """
-    table = names if isinstance(names, StringTable) else StringTable.from_strings(names)
+    if not isinstance(names, StringTable):
+        names = StringTable.from_strings(names)
     # Batches are planned from lengths alone. Those come from headers, so no audio has to be read
     # first, unless only speech is embedded.
     source = as_heard(source, options)
     num_threads = reader_threads(options)
-    lengths = checked_lengths(source, table, num_threads)
+    lengths = checked_lengths(source, names, num_threads)
     cut = _cut_of(net, options, wrapped_seconds)
     # In order of length, utterances share a batch with little padding.
     order = np.argsort(lengths, kind="stable")
     stretches = stretches_of(order, lengths, source.sample_rate, are_whole=not cut.length)
-    few = is_accelerator(forward.device)
-    batch_size = options.batch_size if few else min(options.batch_size, CPU_BATCH)
-    plan = plan_of(stretches, cut, batch_size, net.sample_rate, has_few_shapes=few)
-    mine = _batches_of_this_rank(plan)
-    stretch_of_mine = plan.stretch_of[plan.bounds[mine.start] : plan.bounds[mine.stop]]
-    total = len(np.unique(stretch_of_mine))
+    batch_size = options.batch_size
+    has_few_shapes = is_accelerator(forward.device)
+    if not has_few_shapes:
+        batch_size = min(batch_size, CPU_BATCH)
+    plan = plan_of(stretches, cut, batch_size, net.sample_rate, has_few_shapes=has_few_shapes)
+    batches_here = _batches_of_this_rank(plan)
+    stretch_of_waveform = plan.stretch_of_waveforms(batches_here)
+    num_stretches = len(np.unique(stretch_of_waveform))
     # A one-minute window is enough work by itself, and only one should be in memory.
     has_windows = any(stretch.num_windows > 1 for stretch in stretches)
     num_lanes = 1 if has_windows else lanes_of(forward.device)
@@ -350,14 +368,16 @@ def embed_utterances(
     embed = functools.partial(_embed_batch, net, forward, source.sample_rate)
     parts = []
     was_stopped = False
-    bar = Bar(description, total, "utterance", is_shown=bool(description) and distributed.is_main())
+    is_shown = bool(description) and distributed.is_main()
+    bar = Bar(description, num_stretches, "utterance", is_shown=is_shown)
     with ThreadPoolExecutor(num_threads) as pool, bar as progress, _in_evaluation_mode(net):
-        levels_db = source.levels_db(table)
-        read = functools.partial(_read, source, table, cut, levels_db)
-        batches = _read_batches(pool, read, plan, mine, description)
+        levels_db = source.levels_db(names)
+        read = functools.partial(_read, source, names, cut, levels_db)
+        batches = _read_batches(pool, read, plan, batches_here, description)
         for embedded in in_lanes(embed, batches, num_lanes):
             parts.append(embedded)
-            progress.update(len(embedded) * total / len(stretch_of_mine))
+            # From waveforms to utterances.
+            progress.update(len(embedded) * num_stretches / len(stretch_of_waveform))
             was_stopped = forward.is_stopped()
             if was_stopped:
                 break
@@ -366,11 +386,11 @@ def embed_utterances(
     gathered = distributed.gather_objects((was_stopped, embedded_here, levels_db))
     if any(stopped for stopped, _, _ in gathered):
         raise Stopped
-    shares = [share for _, share, _ in gathered if share is not None]
-    # Each rank knows the levels of what it has read.
+    # Each rank knows the levels of what it has read, and has NaN for the others.
     np.fmax.reduce([levels for _, _, levels in gathered], out=levels_db)
+    shares = [share for _, share, _ in gathered if share is not None]
     embeddings = np.concatenate(shares) if shares else np.empty((0, 0), dtype=np.float32)
-    return _by_utterance(embeddings, plan, cut, len(table))
+    return _by_utterance(embeddings, plan, cut, len(names))
 
 
 def _embed_batch(
@@ -381,13 +401,13 @@ def _embed_batch(
 ) -> np.ndarray:
     """Embeddings (waveforms, dim) of waveforms that are padded to a shape."""
     waveforms, shape = batch
-    padded_rows, num_samples = padded(waveforms, shape)
+    table, lengths = padded(waveforms, shape)
     if is_accelerator(forward.device):
         # Only page-locked memory can be copied while the device computes.
-        padded_rows = padded_rows.pin_memory()
+        table = table.pin_memory()
     with forward.autocast():
         embedded = net.embed(
-            padded_rows.to(forward.device, non_blocking=True), num_samples, sample_rate=sample_rate
+            table.to(forward.device, non_blocking=True), lengths, sample_rate=sample_rate
         )
     # Embeddings are float32 at any precision of the network; copied, since a view would keep the
     # batch alive.
@@ -396,10 +416,10 @@ def _embed_batch(
 
 def _cut_of(net: "EmbeddingNet", options: EvaluationOptions, wrapped_seconds: float) -> Cut:
     if modes_of(options) == ("crops",):
-        return Cut(crop_samples(options.eval_frames, net.sample_rate), options.num_crops, 0, {})
+        return Cut(crop_samples(options.eval_frames, net.sample_rate), options.num_crops)
     seconds = max(wrapped_seconds, net.preparation.get("repeat_seconds", 0.0))
     shortest = max(round(seconds * net.sample_rate), net.min_samples)
-    return Cut(0, 1, shortest, net.preparation)
+    return Cut(length=0, num_crops=1, shortest=shortest, preparation=net.preparation)
 
 
 def is_accelerator(device: torch.device | str) -> bool:
@@ -422,27 +442,29 @@ def _in_evaluation_mode(net: "EmbeddingNet") -> Iterator[None]:
 def _batches_of_this_rank(plan: Plan) -> range:
     """Adjacent batches, with about the same amount of audio on every rank."""
     # Not the same number of batches, because the last ones hold the longest recordings.
-    done = np.concatenate([[0], np.cumsum(plan.shapes.prod(axis=1))])
+    samples_before = np.concatenate([[0], np.cumsum(plan.shapes.prod(axis=1))])
+    total = samples_before[-1]
     rank = distributed.rank()
     world_size = distributed.world_size()
-    edges = [done[-1] * rank / world_size, done[-1] * (rank + 1) / world_size]
-    first, last = np.searchsorted(done, edges).tolist()
+    edges = [total * rank / world_size, total * (rank + 1) / world_size]
+    first, last = np.searchsorted(samples_before, edges).tolist()
     return range(first, last)
 
 
 def _by_utterance(embeddings: np.ndarray, plan: Plan, cut: Cut, num_utterances: int) -> np.ndarray:
     """From waveforms (waveforms, dim) to utterances (utterances, crops, dim)."""
-    # Windows of a long recording are equally long, so their mean needs no weights. Equal crops were
-    # embedded only once.
     values = np.zeros((num_utterances, cut.num_crops, embeddings.shape[1]), dtype=np.float32)
     if not cut.length:
+        # Windows of a long recording are equally long, so their mean needs no weights.
         for stretch, embedding in zip(plan.stretches, embeddings, strict=True):
             values[stretch.row, 0] += embedding / stretch.num_windows
         return values
-    first = np.searchsorted(plan.stretch_of, np.arange(len(plan.stretches)))
-    for stretch, begin in zip(plan.stretches, first.tolist(), strict=True):
+    first_rows = np.searchsorted(plan.stretch_of, np.arange(len(plan.stretches)))
+    for stretch, first_row in zip(plan.stretches, first_rows.tolist(), strict=True):
         starts = crop_starts(stretch.num_samples, cut.length, cut.num_crops)
-        values[stretch.row] = embeddings[begin + np.unique(starts, return_inverse=True)[1]]
+        # Equal crops were embedded only once.
+        _, places = np.unique(starts, return_inverse=True)
+        values[stretch.row] = embeddings[first_row + places]
     return values
 
 
@@ -469,21 +491,20 @@ def _read_batches(
     description: str,
 ) -> Iterator[tuple[list[np.ndarray], tuple[int, int]]]:
     """Waveforms and shape of each batch; an utterance shared by two ranks is read by both."""
-    numbers = plan.stretch_of[plan.bounds[batches.start] : plan.bounds[batches.stop]]
-    stretches = plan.stretches[numbers[0] : numbers[-1] + 1] if len(numbers) else []
-    pieces = _read_ahead(pool, read, stretches)
-    # The position of each waveform in its stretch.
-    index = np.arange(len(plan.stretch_of)) - np.searchsorted(plan.stretch_of, plan.stretch_of)
+    stretch_of = plan.stretch_of_waveforms(batches)
+    stretches = plan.stretches[stretch_of[0] : stretch_of[-1] + 1] if len(stretch_of) else []
+    tables = _read_ahead(pool, read, stretches)
+    rows = places_in_runs(np.bincount(plan.stretch_of))
     # Waveforms of a stretch are adjacent, so only one stretch has to be held at a time.
     current = -1
-    piece = np.empty(0)
+    table = np.empty(0)
     for batch in batches:
         waveforms = []
         for number in range(plan.bounds[batch], plan.bounds[batch + 1]):
             if plan.stretch_of[number] != current:
-                current = int(plan.stretch_of[number])
-                piece = next(pieces)
-            waveforms.append(piece[index[number]])
+                current = plan.stretch_of[number]
+                table = next(tables)
+            waveforms.append(table[rows[number]])
         distributed.work.at(f"{description}, batch {batch + 1}")
         yield waveforms, tuple(plan.shapes[batch].tolist())
 
@@ -521,14 +542,13 @@ def _read(
     if stretch.num_windows > 1:
         waveform = read(stretch.start, stretch.num_samples)
     else:
+        # To the end, even if the header gave a shorter length.
         waveform = read()
-    waveform = prepared(waveform, source.sample_rate, cut.preparation)
-    # If the header gave a wrong length, the crops are still those of the plan.
-    needed = max(stretch.num_samples, cut.length + 1) if cut.length else cut.shortest
-    if len(waveform) < needed:
-        waveform = wrap_to_length(waveform, needed)
     if not cut.length:
-        return waveform[None, :]
+        waveform = prepared(waveform, source.sample_rate, cut.preparation)
+        return _repeated(waveform, cut.shortest)[None, :]
+    # If it gave a longer one, the crops are still those of the plan.
+    waveform = _repeated(waveform, max(stretch.num_samples, cut.length + 1))
     starts = cut.starts(stretch.num_samples).tolist()
     return np.stack([waveform[start : start + cut.length] for start in starts])
 
@@ -540,12 +560,15 @@ def _read_finite(
     start: int = 0,
     num_samples: int | None = None,
 ) -> np.ndarray:
+    """Samples of an utterance, whose level is written into `level_db`, (1,)."""
     waveform = source.read(name, start, num_samples)
+    if not len(waveform):
+        raise AudioError(f"{name}: no samples")
     # The energy is as fast as looking at each sample, and finite if all samples are, unless huge
     # ones overflow.
     energy = float(np.dot(waveform, waveform))
-    if not len(waveform) or not (math.isfinite(energy) or np.isfinite(waveform).all()):
-        raise AudioError(f"{name}: {'NaN or infinite' if len(waveform) else 'no'} samples")
+    if not (math.isfinite(energy) or np.isfinite(waveform).all()):
+        raise AudioError(f"{name}: NaN or infinite samples")
     level_db[0] = 10 * math.log10(energy / len(waveform)) if energy else -math.inf
     return waveform
 
@@ -573,16 +596,15 @@ class Embedder:
         store.
         """
         options = self.options.model_copy(update={"embedding": mode})
-        path = f"{list_name}.{mode}{'.speech' if options.speech == 'detected' else ''}.npz"
+        suffix = ".speech.npz" if options.speech == "detected" else ".npz"
+        path = f"{list_name}.{mode}{suffix}"
         heard = as_heard(source, options)
         levels_db = heard.levels_db(names)
         key = ""
         if self.stores:
-            settings = {
-                "frames": options.eval_frames if mode == "crops" else 0,
-                "crops": options.num_crops if mode == "crops" else 1,
-                "precision": self.precision,
-            }
+            settings = {"frames": 0, "crops": 1, "precision": self.precision}
+            if mode == "crops":
+                settings |= {"frames": options.eval_frames, "crops": options.num_crops}
             lookup = heard.lookup_table(names, reader_threads(options))
             key = store_key(self.model_digest, names, lookup, settings)
             # Only rank 0 searches, so that all ranks agree on the collectives that follow.
@@ -610,7 +632,7 @@ class Embedder:
 
 
 def one_pass(
-    lists: Iterable[tuple[StringTable, AudioSource]], unions: Unions
+    lists: Sequence[tuple[StringTable, AudioSource]], unions: Unions
 ) -> Callable[..., np.ndarray]:
     """A replacement for `embed_utterances` that embeds each utterance of several lists over the
     same audio once.
@@ -622,8 +644,8 @@ def one_pass(
     # The test lists of VoxCeleb overlap: O, E and H are drawn from the same recordings. Which lists
     # follow is known only to the caller, who embeds one after the other, so this replaces the
     # function that embeds and looks ahead, instead of making every caller join its lists first.
-    lists = list(lists)
     kept: dict[tuple[int, str], tuple[dict[int, np.ndarray], np.ndarray]] = {}
+    """Source and mode -> for each list its rows in the last union, and the union's embeddings."""
 
     def embed(
         net: "EmbeddingNet",
@@ -635,25 +657,23 @@ def one_pass(
         description: str,
     ) -> np.ndarray:
         key = id(source), options.embedding
-        if key not in kept or id(names) not in kept[key][0]:
-            tables = [table for table, its_source in lists if its_source is source]
-            # Earlier lists were embedded already or found in a store.
-            while tables and tables[0] is not names:
-                del tables[0]
+        if key in kept:
+            rows, embeddings = kept[key]
+            if id(names) in rows:
+                return embeddings[rows[id(names)]]
+        tables = [table for table, its_source in lists if its_source is source]
+        # Earlier lists were embedded already or found in a store.
+        while tables and tables[0] is not names:
+            del tables[0]
+        if len(tables) < 2:
             # No later list shares this audio.
-            if len(tables) < 2:
-                return embed_utterances(
-                    net, source, names, options, forward, description=description
-                )
-            union, rows = _union_of(tables, unions)
-            embeddings = embed_utterances(
-                net, source, union, options, forward, description=description
-            )
-            heard = as_heard(source, options)
-            for table in tables:
-                heard.levels_db(table)[:] = heard.levels_db(union)[rows[id(table)]]
-            kept[key] = rows, embeddings
-        rows, embeddings = kept[key]
+            return embed_utterances(net, source, names, options, forward, description=description)
+        union, rows = _union_of(tables, unions)
+        embeddings = embed_utterances(net, source, union, options, forward, description=description)
+        heard = as_heard(source, options)
+        for table in tables:
+            heard.levels_db(table)[:] = heard.levels_db(union)[rows[id(table)]]
+        kept[key] = rows, embeddings
         return embeddings[rows[id(names)]]
 
     return embed

@@ -41,7 +41,7 @@ from speakernet.evaluation.fitting import Fit, fit_scores
 from speakernet.evaluation.options import Mode
 from speakernet.evaluation.results import EMBEDDING, KEPT_EMBEDDINGS, headline_sentence
 from speakernet.evaluation.scoring import Backend, mean_embeddings, verifying_backend
-from speakernet.evaluation.several import several_of_list
+from speakernet.evaluation.several import fit_several_on_list
 from speakernet.evaluation.slices import signal_to_noise_ratios
 from speakernet.evaluation.speakers import Speakers, speakers_of
 from speakernet.random import numpy_generator
@@ -49,7 +49,7 @@ from speakernet.random import numpy_generator
 logger = logging.getLogger(__name__)
 
 SUBSET_STREAM = 6201
-MEAN_SCORES = (
+SEVERAL_UNCALIBRATED = (
     "no calibration for several recordings of a person: too few speakers have several; mean scores "
     "are compared with the thresholds, which accepts fewer strangers than stated and misses more"
 )
@@ -135,7 +135,7 @@ def score_trials(
     for mode in modes_of(embedder.options):
         start = time.perf_counter()
         embeddings[mode], was_kept = embedder.embed(trials.recordings, source, mode, stem)
-        # Apart, because the time to read kept embeddings says nothing about the speed of the
+        # Timed separately, because reading kept embeddings says nothing about the speed of the
         # network.
         name = KEPT_EMBEDDINGS if was_kept else EMBEDDING
         seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
@@ -143,15 +143,18 @@ def score_trials(
     # A model with several recordings is scored by the mean of its embeddings, or by the mean of its
     # recordings' scores. Scores are averaged after normalisation, which is defined for pairs of
     # recordings.
-    if backend.options.enrolment == "scores":
-        scored = [_mean_scores(backend, table, trials) for table in embeddings.values()]
-    else:
-        scored = [backend.score(trials.mean(table), trials) for table in embeddings.values()]
+    of_modes = []
+    for table in embeddings.values():
+        if backend.options.enrolment == "scores":
+            of_modes.append(_mean_scores(backend, table, trials))
+        else:
+            of_modes.append(backend.score(trials.mean(table), trials))
     seconds["scoring"] = time.perf_counter() - start
-    scores, units, cohort_mean = scored[0]
-    if len(scored) > 1:
+    scores, units, cohort_mean = of_modes[0]
+    if len(of_modes) > 1:
         # Both modes give scores on the same scale, so their mean needs no weights.
-        scores = np.mean([scores, scored[1][0]], axis=0)
+        other_scores, _, _ = of_modes[1]
+        scores = np.mean([scores, other_scores], axis=0)
     return Scored(scores, embeddings, units, cohort_mean, seconds)
 
 
@@ -204,8 +207,8 @@ def fits_of(
     backend: Mapping[str, Any],
     measures: Sequence[str],
 ) -> list[Fit]:
-    """The fit of the score alone, then one with quality measures if any are given, in the order of
-    writing.
+    """The fit of the score alone, then one with quality measures if any are given: the order in
+    which a model file takes them.
     """
     fits = [fit_scores(trials, scored.scores, prior, backend)]
     if measures:
@@ -248,21 +251,23 @@ def fit_for_verifying(
     scored = score_trials(embedder, backend, trials, source)
     way = backend.describe(options)
     speakers = speakers_of(trials, speaker_table)
-    if measures is not None and list(measures) != [DURATION]:
-        fits = fits_of(scored, trials, source, prior, way, measures)
-    else:
-        fits = fits_of(scored, trials, source, prior, way, [])
-        if measures or len(speakers_with_targets(trials, speakers.ids)) >= MIN_SPEAKERS:
-            # Recordings of a list are often longer than those of a decision.
-            cut = cut_trials(embedder, backend, scored.embeddings["whole"], trials, source)
-            lengths = compare_left_out(cut, speakers.ids, prior)
-            if measures or helps(lengths):
-                fits.append(fit_durations(cut, fits[0], way))
-            fits[0] = replace(fits[0], lengths=lengths)
-        else:
-            fits[0].refused.append(TOO_FEW_SPEAKERS)
-    several = several_of_list(scored.units, speakers.ids, trials, backend.plda)
-    notes = [] if several else [MEAN_SCORES]
+    is_automatic = measures is None
+    measures = measures or ()
+    asks_duration = list(measures) == [DURATION]
+    fits = fits_of(scored, trials, source, prior, way, () if asks_duration else measures)
+    has_enough = len(speakers_with_targets(trials, speakers.ids)) >= MIN_SPEAKERS
+    if asks_duration or (is_automatic and has_enough):
+        # Recordings of a list are often longer than those of a decision, so durations are fitted on
+        # cut ones.
+        cut = cut_trials(embedder, backend, scored.embeddings["whole"], trials, source)
+        lengths = compare_left_out(cut, speakers.ids, prior)
+        if asks_duration or helps(lengths):
+            fits.append(fit_durations(cut, fits[0], way))
+        fits[0] = replace(fits[0], lengths=lengths)
+    elif is_automatic:
+        fits[0].refused.append(TOO_FEW_SPEAKERS)
+    several = fit_several_on_list(scored.units, speakers.ids, trials, backend.plda)
+    notes = [] if several else [SEVERAL_UNCALIBRATED]
     # All fits get the same values for several recordings, because a decision reads only one fit.
     fits = [replace(fit, several=several, refused=fit.refused + notes) for fit in fits]
     return fits, scored.scores
@@ -276,13 +281,11 @@ def subset(trials: TrialList, max_trials: int, seed: int) -> TrialList:
         return trials
     generator = numpy_generator(seed, SUBSET_STREAM)
     targets = np.flatnonzero(trials.labels == 1)
-    others = np.flatnonzero(trials.labels == 0)
+    nontargets = np.flatnonzero(trials.labels == 0)
     # Without a target there is no error rate to choose by.
     num_targets = min(len(targets), max(1, round(max_trials * len(targets) / len(trials))))
-    chosen = [
-        generator.permutation(targets)[:num_targets],
-        generator.permutation(others)[: max_trials - num_targets],
-    ]
-    rows = np.sort(np.concatenate(chosen))
+    targets = generator.permutation(targets)[:num_targets]
+    nontargets = generator.permutation(nontargets)[: max_trials - num_targets]
+    rows = np.sort(np.concatenate([targets, nontargets]))
     logger.info("%s: a fixed subset of %d of %d trials", trials.source, len(rows), len(trials))
     return trials.take(rows)

@@ -61,7 +61,7 @@ LARGEST_SCORE = 1e30
 SCORE_FORMAT = ".9g"
 """Of scores and ratios in files: nine significant digits give back the same float32."""
 LLR_COLUMN = "llr"
-NUM_IN_TERMINAL = 10
+NUM_TRIALS_SHOWN = 10
 ARRAYS_NAME = "report_arrays.npz"
 ARRAYS_EXPECTED = "the arrays of a report; evaluate again to write them"
 KEPT_ARRAYS = (
@@ -76,7 +76,8 @@ KEPT_ARRAYS = (
     ("durations", "f", 1),
 )
 """Name, dtype kinds and number of dimensions of each array kept for the report."""
-COUNTED = ("epoch", "step")
+RUNNING_COUNTS = ("epoch", "step")
+"""Keys of a record that each stage counts from 0."""
 NOT_NUMBERS: dict[str, Any] = {
     "kind": str,
     "eer_interval_percent": list,
@@ -98,7 +99,8 @@ def find_scores(path: Path, trials: TrialList) -> tuple[Path, np.ndarray]:
     # A run folder has the scores of its own test list, and below eval/ those of other lists, in
     # folders named after them. Only matching the pairs shows which of them belong to this list.
     candidates = [path / SCORES, evaluation_folder(path, trials.source) / SCORES]
-    # A list of data.test_lists has a folder with its name there; results identify it by checksum.
+    # A list of data.test_lists has a folder with its name there; results identify it by checksum. A
+    # folder without alternatives is tried in any case.
     for file in evaluations:
         lists = read_results(file.with_name(RESULTS)).lists or []
         is_of_list = any(listed.get("sha256") == trials.sha256 for listed in lists)
@@ -128,30 +130,31 @@ def read_scores(path: str | Path) -> tuple[TrialList, np.ndarray]:
     file = ListFile(path, kind=f"a score file with lines {FORM}, or the folder of a run")
     # Names become numbers at once, because two strings for each of ten million lines would take
     # gigabytes.
-    rows = numbers()
+    name_numbers = numbers()
     pairs: list[int] = []
     scores: list[float] = []
     kinds: list[int] = []
     for number, line in file:
         fields = split_row(line)
+        if len(fields) not in (3, 4) or not all(fields):
+            file.expected(number, FORM, line)
         try:
-            if len(fields) not in (3, 4) or not all(fields):
-                raise ValueError(len(fields))
-            scores.append(float(fields[2]))
-            # Not `>`, since NaN compares as false.
-            if not abs(scores[-1]) <= LARGEST_SCORE:
-                raise ValueError(scores[-1])
+            score = float(fields[2])
             kinds.extend(KINDS[kind] for kind in fields[3:])
         except (ValueError, KeyError):
             file.expected(number, FORM, line)
-        pairs += rows[fields[0]], rows[fields[1]]
+        # Not `>`, since NaN compares as false.
+        if not abs(score) <= LARGEST_SCORE:
+            file.expected(number, FORM, line)
+        scores.append(score)
+        pairs += name_numbers[fields[0]], name_numbers[fields[1]]
     # Otherwise an empty file would be reported as one that lacks every pair of the list.
     if not pairs:
         raise ListError(f"{path}: no scores; expected lines {FORM}")
     # Copied, because columns of a table are not contiguous in memory.
     enrol, test = np.array(pairs, dtype=np.int32).reshape(-1, 2).T.copy()
     labels = np.array(kinds, dtype=np.int8) if len(kinds) == len(enrol) else None
-    names = StringTable.from_bytes(rows)
+    names = StringTable.from_bytes(name_numbers)
     trials = TrialList(names, enrol, test, labels, str(path), sha256_of(path))
     return trials, np.array(scores, dtype=np.float64)
 
@@ -181,10 +184,10 @@ def scores_for(trials: TrialList, path: str | Path) -> np.ndarray:
     if trials.labels is not None and theirs.labels is not None:
         different = np.flatnonzero(trials.labels != theirs.labels[rows])
         if len(different):
+            enrol, test = trials.pair(int(different[0]))
             raise ListError(
                 f"{path}: {len(different):,} of {len(scores):,} labels differ from "
-                f"{trials.source}, first of '{' '.join(theirs.pair(int(rows[different[0]])))}'; "
-                "correct the wrong file"
+                f"{trials.source}, first of '{enrol} {test}'; correct the wrong file"
             )
     return scores
 
@@ -213,24 +216,28 @@ def _rows_of(ours: TrialList, theirs: TrialList) -> np.ndarray:
     order = np.argsort(pairs, kind="stable")
     their_order = np.argsort(their_pairs, kind="stable")
     if not np.array_equal(pairs[order], their_pairs[their_order]):
-        problems = []
-        for trials, rows, other in (
-            (ours, np.flatnonzero(~np.isin(pairs, their_pairs)), theirs),
-            (theirs, np.flatnonzero(~np.isin(their_pairs, pairs)), ours),
-        ):
-            if len(rows):
-                problems.append(
-                    f"{len(rows):,} pairs of {trials.source} are not in {other.source}, the first "
-                    f"is '{' '.join(trials.pair(int(rows[0])))}'"
-                )
+        lacking = _describe_lacking(ours, ~np.isin(pairs, their_pairs), theirs)
+        lacking += _describe_lacking(theirs, ~np.isin(their_pairs, pairs), ours)
+        problems = "; ".join(lacking) or "some pairs are repeated more often in one than the other"
         raise ListError(
             f"{theirs.source} has {len(theirs):,} scores for the {len(ours):,} trials of "
-            f"{ours.source}; expected each pair of the list equally often; "
-            + ("; ".join(problems) or "some are repeated more often than there")
+            f"{ours.source}; expected each pair of the list equally often; {problems}"
         )
     rows = np.empty(len(ours), dtype=np.int64)
     rows[order] = their_order
     return rows
+
+
+def _describe_lacking(trials: TrialList, is_lacking: np.ndarray, other: TrialList) -> list[str]:
+    """A sentence about the trials that another list lacks; no sentence without any."""
+    rows = np.flatnonzero(is_lacking)
+    if not len(rows):
+        return []
+    enrol, test = trials.pair(int(rows[0]))
+    return [
+        f"{len(rows):,} pairs of {trials.source} are not in {other.source}, the first is '{enrol} "
+        f"{test}'"
+    ]
 
 
 @dataclass(frozen=True)
@@ -257,8 +264,12 @@ class Decisions:
     @property
     def header(self) -> list[str]:
         """Machine-readable column names."""
-        llr = [] if self.llrs is None else [LLR_COLUMN]
-        return ["enrol", "test", "score", *llr, *(str(limit["name"]) for limit in self.thresholds)]
+        names = ["enrol", "test", "score"]
+        if self.llrs is not None:
+            names.append(LLR_COLUMN)
+        for limit in self.thresholds:
+            names.append(str(limit["name"]))
+        return names
 
     def row(self, number: int) -> list[str]:
         """The columns of one trial."""
@@ -279,7 +290,7 @@ class Decisions:
             number = int(np.count_nonzero(self.scores >= limit["threshold"]))
             sentences.append(
                 f"{number:,} of {total} accepted at threshold {limit['threshold']:.4f} "
-                f"({described(limit)})"
+                f"({describe_threshold(limit)})"
             )
         if not self.thresholds:
             sentences.append("no decisions: this scoring method has no threshold")
@@ -295,10 +306,14 @@ class Decisions:
 
     def lines(self) -> list[str]:
         """The first trials as a text table, then the sentences, for a terminal."""
-        count = min(len(self.trials), NUM_IN_TERMINAL)
-        rows = [self.header, *(self.row(number) for number in range(count))]
-        more = [f"… and {len(self.trials) - count:,} more"] if count < len(self.trials) else []
-        return [*text_table(rows), *more, *self.sentences()]
+        count = min(len(self.trials), NUM_TRIALS_SHOWN)
+        rows = [self.header]
+        for number in range(count):
+            rows.append(self.row(number))
+        lines = text_table(rows)
+        if count < len(self.trials):
+            lines.append(f"… and {len(self.trials) - count:,} more")
+        return lines + self.sentences()
 
     def write(self, path: Path) -> None:
         """Write a CSV with a header and one line per trial in list order."""
@@ -308,7 +323,7 @@ class Decisions:
             writer.writerows(self.row(number) for number in range(len(self.trials)))
 
 
-def described(threshold: Mapping[str, Any]) -> str:
+def describe_threshold(threshold: Mapping[str, Any]) -> str:
     """What a threshold was chosen for and on which list."""
     fitted_on = f" on {threshold['list']}" if threshold.get("list") else ""
     return f"{threshold_label(str(threshold['name']))}{fitted_on}"
@@ -356,7 +371,9 @@ class Evaluation:
         lines = [headline_sentence(self.results, digits)]
         for name, other in self.others.items():
             lines.append(f"{name}: {headline_sentence(other.results, digits)}")
-        return lines + (self.decisions.lines() if self.decisions else [])
+        if self.decisions:
+            lines += self.decisions.lines()
+        return lines
 
 
 @dataclass(frozen=True)
@@ -451,7 +468,8 @@ def _with_arrays(run: RunData, evaluation: Evaluation) -> RunData:
     if evaluation.durations is not None:
         arrays["durations"] = evaluation.durations
     if trials.models is not None:
-        # Shown among the hardest trials; 0 for tests, whose names are those of files.
+        # The report's hardest trials show how many recordings a person is enrolled with. A test is
+        # one recording, for which nothing is shown.
         counts = trials.models.counts
         counts[trials.test] = 0
         arrays["num_recordings"] = counts
@@ -469,8 +487,10 @@ def _with_kept_arrays(run: RunData) -> RunData:
     """Add the arrays in the folder's files."""
     folder = run.folder
     arrays = _read_kept(folder / ARRAYS_NAME)
-    if (folder / DECISIONS).is_file() and (llrs := read_llrs(folder / DECISIONS)) is not None:
-        arrays["llrs"] = llrs
+    if (folder / DECISIONS).is_file():
+        llrs = read_llrs(folder / DECISIONS)
+        if llrs is not None:
+            arrays["llrs"] = llrs
     run = replace(run, arrays=arrays)
     if not (folder / SCORES).is_file():
         return run
@@ -480,6 +500,7 @@ def _with_kept_arrays(run: RunData) -> RunData:
     labels = arrays.get("labels")
     if labels is None or labels.shape != scores.shape:
         labels = None
+        # An unlabelled list has a reason and no count.
         if not run.results.why_no_eer or run.results.num_targets is not None:
             logger.warning("%s: no labels were kept, so the report has no error curves", folder)
     return replace(run, trials=replace(trials, labels=labels), scores=scores)
@@ -493,10 +514,14 @@ def metrics_of_stages(folder: Path) -> list[dict[str, Any]]:
     # curve.
     metrics = _read_metrics(folder / METRICS)
     for path in later_stages(folder).values():
-        ends = {key: max((record.get(key, 0) for record in metrics), default=0) for key in COUNTED}
+        ends = dict.fromkeys(RUNNING_COUNTS, 0)
+        for record in metrics:
+            for key, end in ends.items():
+                ends[key] = max(end, record.get(key, 0))
         for record in _read_metrics(path / METRICS):
-            moved = {key: record.get(key, 0) + end for key, end in ends.items()}
-            metrics.append({**record, **moved})
+            for key, end in ends.items():
+                record[key] = record.get(key, 0) + end
+            metrics.append(record)
     return metrics
 
 
@@ -536,8 +561,10 @@ def embedding_map(embeddings: np.ndarray, speakers: Speakers) -> dict[str, np.nd
     # The SVD of the centred table gives the principal components without a covariance matrix.
     left, spread, _ = np.linalg.svd(table - table.mean(axis=0), full_matrices=False)
     points = (left[:, :2] * spread[:2]).astype(np.float32)
-    # The sign of an axis is arbitrary; fix it, so that the same run gives the same plot.
-    points *= np.where(points[np.abs(points).argmax(axis=0), [0, 1]] < 0, -1, 1)
+    # The sign of an axis is arbitrary; that of its farthest point becomes positive, so that the
+    # same run gives the same plot.
+    farthest = np.abs(points).argmax(axis=0)  # (2,)
+    points *= np.where(points[farthest, [0, 1]] < 0, -1, 1)
     # Speakers that are only groups of connected trials have no names.
     names = speakers.names or [f"speaker {number}" for number in range(1, 1 + len(counts))]
     shares = np.square(spread) / (np.square(spread).sum() or 1.0)
@@ -557,13 +584,7 @@ def list_in_common(paths: Sequence[Path]) -> TrialList:
     for path in paths:
         # Without --trials, the first labelled list that all systems have scored is used.
         for place in (path, *sorted((path / EVALUATIONS).glob("*/"))):
-            if place.is_dir():
-                if not (place / SCORES).is_file():
-                    continue
-                run = read_run(place)
-                trials = run.trials and replace(run.trials, source=run.list_name)
-            else:
-                trials = read_scores(place)[0] if place.is_file() else None
+            trials = _scored_list(place)
             if trials is None or trials.labels is None:
                 continue
             try:
@@ -576,6 +597,18 @@ def list_in_common(paths: Sequence[Path]) -> TrialList:
     raise refused or ListError(f"{names}: no labelled scores; give their list with --trials")
 
 
+def _scored_list(place: Path) -> TrialList | None:
+    """The list whose scores are in a file or folder, with the labels that were kept; None without
+    scores.
+    """
+    if place.is_file():
+        return read_scores(place)[0]
+    if not (place / SCORES).is_file():
+        return None
+    run = read_run(place)
+    return run.trials and replace(run.trials, source=run.list_name)
+
+
 def common_costs(systems: Iterable[Results]) -> dict[str, Any]:
     """The costs `c_miss` and `c_fa` that all results with costs share; empty if they differ or none
     is known.
@@ -584,7 +617,7 @@ def common_costs(systems: Iterable[Results]) -> dict[str, Any]:
     known = [results.dcf_costs for results in systems if results.dcf_costs]
     if not known or any(costs != known[0] for costs in known):
         return {}
-    return {**known[0]}
+    return dict(known[0])
 
 
 def configuration_of(scores: Path) -> Mapping[str, Any]:
@@ -592,11 +625,14 @@ def configuration_of(scores: Path) -> Mapping[str, Any]:
     known.
     """
     results = read_results(scores.with_name(RESULTS))
+    if results.is_empty:
+        return {}
     folders = [scores.parent]
     if results.checkpoint:
         folders.append(Path(results.checkpoint.get("path", "")).parent)
-    for config in (folder / CONFIG for folder in folders):
-        if not results.is_empty and config.is_file():
+    for folder in folders:
+        config = folder / CONFIG
+        if config.is_file():
             values = read_yaml_file(config, "a configuration")
             if not isinstance(values, Mapping):
                 return {}
@@ -621,6 +657,7 @@ def chosen_on_reported(scores: Path) -> str:
     """The warning, from the results beside a score file, that its model was selected on the same
     list; else empty.
     """
+    # Earlier versions wrote "this very list".
     beginning = CHOSEN_ON_REPORTED.partition(" same list")[0]
     for warning in read_results(scores.with_name(RESULTS)).warnings or []:
         if warning.startswith(beginning):
@@ -678,8 +715,10 @@ def _read_kept(path: Path) -> dict[str, np.ndarray]:
     arrays = read_arrays(path, ARRAYS_EXPECTED)
     with reading(path, ARRAYS_EXPECTED):
         for name, kinds, dimensions in KEPT_ARRAYS:
-            array = arrays.get(name, np.empty(()))
-            if name in arrays and (array.dtype.kind not in kinds or array.ndim != dimensions):
+            if name not in arrays:
+                continue
+            array = arrays[name]
+            if array.dtype.kind not in kinds or array.ndim != dimensions:
                 raise FileError(f"{path}: {name}: found {array.dtype} of shape {array.shape}")
         if "map_points" in arrays:
             speakers = arrays["map_speakers"]

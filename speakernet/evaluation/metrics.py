@@ -77,8 +77,8 @@ class ErrorRates:
 
 
 def missing_kind(labels: np.ndarray) -> str:
-    """The kind of trial that error rates need and these labels, (trials,), lack; empty if both
-    kinds are present.
+    """The kind of trial that is missing from labels (trials,), so that there is no error rate;
+    empty if both kinds are present.
     """
     num_targets = int(np.count_nonzero(labels))
     if num_targets == 0:
@@ -94,8 +94,8 @@ def check_trials(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np
     labels = np.asarray(labels).astype(bool)
     if scores.shape != labels.shape or scores.ndim != 1:
         raise ValueError(
-            f"scores of shape {scores.shape} with labels of shape {labels.shape}; expected one per "
-            "score"
+            f"scores of shape {scores.shape} with labels of shape {labels.shape}; expected one "
+            "label per score"
         )
     refuse_rows(np.isnan(scores), "NaN")
     if missing := missing_kind(labels):
@@ -109,7 +109,9 @@ def refuse_rows(is_bad: np.ndarray, what: str) -> None:
     """Refuse bad scores; the message names the first ten rows, counted from 1."""
     if is_bad.any():
         rows = (np.flatnonzero(is_bad) + 1).tolist()
-        named = ", ".join(map(str, rows[:MAX_NAMED])) + " …" * (len(rows) > MAX_NAMED)
+        named = ", ".join(map(str, rows[:MAX_NAMED]))
+        if len(rows) > MAX_NAMED:
+            named += " …"
         raise ValueError(
             f"{len(rows):,} of {len(is_bad):,} scores are {what} (trials {named}); expected finite "
             "numbers"
@@ -142,12 +144,20 @@ def error_rates(scores: np.ndarray, labels: np.ndarray) -> ErrorRates:
     ascending[is_target] = targets
     ascending[~is_target] = nontargets
     starts = group_starts(ascending)
-    ends = np.append(starts, len(scores))
-    misses = np.concatenate([[0], np.cumsum(is_target)])[ends]
-    false_accepts = len(nontargets) - (ends - misses)
     thresholds = np.append(ascending[starts], np.inf)
-    rates = (misses / len(targets), false_accepts / len(nontargets))
-    return ErrorRates(thresholds, misses, false_accepts, len(targets), len(nontargets), *rates)
+    # The trials below each threshold: targets are missed, non-targets rightly rejected.
+    num_below = np.append(starts, len(scores))
+    misses = np.concatenate([[0], np.cumsum(is_target)])[num_below]
+    false_accepts = len(nontargets) - (num_below - misses)
+    return ErrorRates(
+        thresholds,
+        misses,
+        false_accepts,
+        num_targets=len(targets),
+        num_nontargets=len(nontargets),
+        miss_rates=misses / len(targets),
+        false_accept_rates=false_accepts / len(nontargets),
+    )
 
 
 def group_starts(ascending: np.ndarray) -> np.ndarray:
@@ -174,7 +184,8 @@ def equal_error_point(rates: ErrorRates) -> OperatingPoint:
     after, rate = crossing(rates.miss_rates, rates.false_accept_rates)
     threshold = rates.thresholds[after]
     # A model file cannot keep the infinite threshold above the highest score.
-    threshold = threshold if np.isfinite(threshold) else rates.thresholds[max(after - 1, 0)]
+    if not np.isfinite(threshold):
+        threshold = rates.thresholds[after - 1]
     return OperatingPoint(float(threshold), rate, rate)
 
 
@@ -183,12 +194,11 @@ def crossing(miss: np.ndarray, false_accept: np.ndarray) -> tuple[int, float]:
     interpolated rate there.
     """
     # The difference never decreases with the threshold: it starts at -1 (all accepted) and ends at
-    # 1 (all rejected).
-    after = int(np.searchsorted(miss - false_accept, 0.0))
-    before = max(after - 1, 0)
-    gap_before = miss[before] - false_accept[before]
-    gap_after = miss[after] - false_accept[after]
-    share = 1.0 if gap_after == gap_before else -gap_before / (gap_after - gap_before)
+    # 1 (all rejected), so its sign changes between two rows.
+    gaps = miss - false_accept
+    after = int(np.searchsorted(gaps, 0.0))
+    before = after - 1
+    share = -gaps[before] / (gaps[after] - gaps[before])
     return after, float(miss[before] + share * (miss[after] - miss[before]))
 
 
@@ -265,7 +275,8 @@ def detection_cost(
 
 def point_at_threshold(rates: ErrorRates, threshold: float) -> OperatingPoint:
     """The error rates at a given threshold on these scores."""
-    row = min(int(np.searchsorted(rates.thresholds, threshold)), len(rates.thresholds) - 1)
+    # The last threshold is infinite, so there is always one at or above it.
+    row = int(np.searchsorted(rates.thresholds, threshold))
     return OperatingPoint(
         threshold, float(rates.miss_rates[row]), float(rates.false_accept_rates[row])
     )
@@ -326,10 +337,10 @@ def min_cllr(rates: ErrorRates) -> float:
     with np.errstate(divide="ignore"):
         llrs = np.log(targets) - np.log(nontargets)
     # A pool of a single kind has an infinite ratio and costs nothing; 0 x infinity would give NaN.
-    mixed = np.isfinite(llrs)
-    of_misses = targets[mixed] @ np.logaddexp(0, -llrs[mixed])
-    of_false_accepts = nontargets[mixed] @ np.logaddexp(0, llrs[mixed])
-    return float((of_misses + of_false_accepts) / (2 * np.log(2)))
+    is_mixed = np.isfinite(llrs)
+    target_cost = targets[is_mixed] @ np.logaddexp(0, -llrs[is_mixed])
+    nontarget_cost = nontargets[is_mixed] @ np.logaddexp(0, llrs[is_mixed])
+    return float((target_cost + nontarget_cost) / (2 * np.log(2)))
 
 
 def area_under_roc(rates: ErrorRates) -> float:
@@ -338,7 +349,7 @@ def area_under_roc(rates: ErrorRates) -> float:
     >>> area_under_roc(error_rates(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1])))
     0.75
     """
-    # Trapezoids: ties count half.
+    # By trapezoids.
     hit = 1 - rates.miss_rates
     return float(-np.diff(rates.false_accept_rates) @ (hit[:-1] + hit[1:]) / 2)
 

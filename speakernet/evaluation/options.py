@@ -25,7 +25,7 @@ Mode = Literal["crops", "whole"]
 ScoreNorm = Literal["none", "z", "t", "s", "as"]
 Sweep = Literal["noise", "reverb", "duration", "telephone", "microphone", "distance", "codec"]
 ADAPTATIONS = ("auto", "mean", "whitening", "coral", "lda", "wccn", "plda")
-"""Back ends that `speakernet adapt` fits; auto chooses."""
+"""Back ends that `speakernet adapt` fits; with auto, it chooses one."""
 Quality = Literal["duration", "magnitude", "snr", "cohort"]
 
 
@@ -103,8 +103,8 @@ class EvaluationOptions(Options):
     calibration_prior: Probability = 0.01
     """Target prior that the calibration is tuned for."""
     quality_measures: list[Quality] = Field(default=[])
-    """Quality measures to calibrate with, four inputs each: duration, magnitude, snr, cohort (mean
-    cohort score)."""
+    """Quality measures that the calibration uses besides the score: duration, magnitude, snr,
+    cohort (mean cohort score)."""
     sweep: list[Sweep] = Field(default=[])
     """Degrade the trial audio step by step (noise, reverb, microphone, …) and report the EER at
     each step."""
@@ -126,7 +126,8 @@ class EvaluationOptions(Options):
                 "score_norm",
                 f"{self.score_norm}, but score is {self.score}; normalisation needs score: cosine",
             )
-        # PLDA replaces the cosine, and its ratios already compare with other speakers.
+        # PLDA replaces the cosine. Its ratios need no normalisation: they compare with other
+        # speakers already.
         if self.plda and (self.score, self.score_norm) != ("cosine", "none"):
             yield (
                 "plda",

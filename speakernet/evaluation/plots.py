@@ -8,6 +8,7 @@ so that the same drawing follows the reader's light or dark setting.
 import functools
 import html
 import io
+import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -29,7 +30,7 @@ HEIGHT_INCHES = 3.0
 """Small, since the page shows plots 340 to 420 pixels wide: 8-point text stays readable on a
 phone."""
 PNG_DOTS_PER_INCH = 200
-MOST_LEVEL_LABELS = 8
+MAX_LEVEL_LABELS = 8
 """Labels that fit below a sweep; more are turned."""
 PALETTE = {
     "ink": ("#1b2431", "#e7ebf1"),
@@ -44,7 +45,9 @@ PALETTE = {
 }
 """Name -> (light, dark). Every colour is unique, so that it can be found in the SVG by its code."""
 SERIES = tuple(light for name, (light, _) in PALETTE.items() if name.startswith("series"))
-INK, MUTED, GRID = (PALETTE[name][0] for name in ("ink", "muted", "grid"))
+INK = PALETTE["ink"][0]
+MUTED = PALETTE["muted"][0]
+GRID = PALETTE["grid"][0]
 
 _SETTINGS: dict[Any, Any] = {
     "font.family": "sans-serif",
@@ -83,8 +86,11 @@ MIN_TICK_GAP = 0.08
 label."""
 HISTOGRAM_BINS = 60
 MAX_TICKS = 9
-LEGEND_LETTERS = 66
-"""Characters that fit in a line of the legend."""
+MAX_MARKED_POINTS = 40
+"""The markers of more points would merge into a thick line."""
+LEGEND_CHARACTERS = 66
+"""Characters that fit in a line of the legend; the line or marker before a label takes four."""
+MAX_LEGEND_COLUMNS = 4
 BAND: dict[str, Any] = {"alpha": 0.18, "linewidth": 0}
 THRESHOLD: dict[str, Any] = {"color": INK, "linewidth": 1, "linestyle": "--"}
 MARKERS = ("o", "^", "s", "D", "v", "P")
@@ -104,8 +110,9 @@ def drawn_in_house_style(draw: Callable[P, Figure]) -> Callable[P, Figure]:
             # Outside the axes, because curves differ and no place inside is always free.
             handles, labels = figure.axes[0].get_legend_handles_labels()
             if handles:
-                columns = min(4, max(1, LEGEND_LETTERS // (4 + max(map(len, labels)))))
-                figure.legend(handles, labels, loc="outside upper left", ncols=columns)
+                num_columns = LEGEND_CHARACTERS // (4 + max(map(len, labels)))
+                num_columns = min(MAX_LEGEND_COLUMNS, max(1, num_columns))
+                figure.legend(handles, labels, loc="outside upper left", ncols=num_columns)
             # Lay out once for both PNG and page: it takes as long as drawing.
             figure.draw_without_rendering()
             figure.set_layout_engine(None)
@@ -141,36 +148,35 @@ def det_figure(
     Source: Martin et al., The DET curve in assessment of detection task performance, 1997.
     """
     figure, axes = new_figure("false accepts (%)", "misses (%)", 3.6)
-    curve = det_points(rates)
     # On normal-deviate axes, normally distributed scores give a straight line.
-    axes.plot(*map(ndtri, curve), color="C0")
-    shown = list(curve)
+    curve = ndtri(det_points(rates))  # (2, points): false accepts, misses
+    axes.plot(*curve, color="C0")
+    drawn = [curve]
     if band:
         # Percentages to rates, kept off 0 and 1, whose normal deviates are infinite.
         rows = band["false_accept_percent"], band["miss_low_percent"], band["miss_high_percent"]
         deviates = ndtri(np.clip(np.array(rows) / 100, 1e-9, 1 - 1e-9))
         axes.fill_between(*deviates, color="C0", label="95 % interval", **BAND)
     for number, (name, point) in enumerate(points.items()):
-        rates_there = np.array([[point.false_accept], [point.miss]])
+        place = ndtri([[point.false_accept], [point.miss]])  # (2, 1)
         # Without misses or false accepts, a point is infinitely far away.
-        if ((rates_there <= 0) | (rates_there >= 1)).any():
-            rates_there = np.empty((2, 0))
+        if not np.isfinite(place).all():
+            place = np.empty((2, 0))
             name = f"{name}: off the plot"
         marker = MARKERS[number % len(MARKERS)]
-        colour = f"C{number + 1}"
-        axes.plot(*ndtri(rates_there), marker, color=colour, markersize=5, label=name)
-        shown += list(rates_there)
-    _set_det_axes(axes, ndtri(np.concatenate(shown)))
+        axes.plot(*place, marker, color=f"C{number + 1}", markersize=5, label=name)
+        drawn.append(place)
+    _set_det_axes(axes, np.concatenate(drawn, axis=1))
     return figure
 
 
-def _set_det_axes(axes: Axes, reach: np.ndarray) -> None:
-    """Ticks in percent on normal-deviate axes that reach all these deviates."""
-    if not len(reach):
+def _set_det_axes(axes: Axes, deviates: np.ndarray) -> None:
+    """Ticks in percent on normal-deviate axes that include all these deviates."""
+    if not deviates.size:
         # Without errors there are no finite points, but the axes still need limits.
-        reach = ndtri([0.001, 0.5])
-    low = float(reach.min()) - DET_MARGIN
-    high = float(reach.max()) + DET_MARGIN
+        deviates = ndtri([0.001, 0.5])
+    low = float(deviates.min()) - DET_MARGIN
+    high = float(deviates.max()) + DET_MARGIN
     ticks: dict[float, str] = {}
     for percent in DET_TICKS_PERCENT:
         place = float(ndtri(percent / 100))
@@ -222,23 +228,19 @@ def curve_figure(
             axes.plot(
                 x[best], y[best], "o", markersize=8, markerfacecolor="none", markeredgecolor=colour
             )
-            label += f"{': ' if label else ''}lowest {y[best]:.2f}"
-        axes.plot(
-            x,
-            y,
-            color=colour,
-            # Markers of many points would merge into a thick line.
-            marker="o" if len(x) <= 40 else None,
-            markersize=2.5,
-            label=label or None,
-        )
+            lowest = f"lowest {y[best]:.2f}"
+            label = f"{label}: {lowest}" if label else lowest
+        marker = "o" if len(x) <= MAX_MARKED_POINTS else None
+        axes.plot(x, y, color=colour, marker=marker, markersize=2.5, label=label or None)
     if axes.dataLim.y0 >= 0:
         # Start at zero, so that a loss falling from 6.0 to 5.9 does not look like success.
         axes.set_ylim(bottom=0)
-    places = np.unique(np.concatenate([x for x, _ in series.values()]))
-    # Counted back from the last point, so that the end of training always has a tick.
-    at_points = FixedLocator(places[:: -max(1, -(-len(places) // MAX_TICKS))].tolist())
-    axes.xaxis.set_major_locator(at_points if has_ticks_at_points else MaxNLocator(6, integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    if has_ticks_at_points:
+        places = np.unique(np.concatenate([x for x, _ in series.values()]))
+        # Counted back from the last point, so that the end of training always has a tick.
+        step = max(1, math.ceil(len(places) / MAX_TICKS))
+        axes.xaxis.set_major_locator(FixedLocator(places[::-step].tolist()))
     axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 5), useMathText=False)
     return figure
 
@@ -270,7 +272,7 @@ def slices_figure(rows: Sequence[GroupResult], weak: Collection[int] = ()) -> Fi
 
 @drawn_in_house_style
 def sweep_figure(rows: Sequence[GroupResult], x_name: str) -> Figure:
-    """The EER against the amount of a degradation, one row each, with its 95 % interval."""
+    """The EER at each level of a degradation, with its 95 % interval."""
     figure, axes = new_figure(x_name, "EER (%)")
     # Unknown values become NaN, which is not drawn.
     values = np.array(
@@ -281,8 +283,8 @@ def sweep_figure(rows: Sequence[GroupResult], x_name: str) -> Figure:
     axes.fill_between(range(len(rows)), low, high, color="C0", **BAND)
     axes.plot(range(len(rows)), eer, "o-", color="C0", markersize=4)
     # Many labels would overlap if they were horizontal.
-    turn = 90 if len(rows) > MOST_LEVEL_LABELS else 0
-    axes.set_xticks(range(len(rows)), [row.label for row in rows], rotation=turn)
+    degrees = 90 if len(rows) > MAX_LEVEL_LABELS else 0
+    axes.set_xticks(range(len(rows)), [row.label for row in rows], rotation=degrees)
     axes.set_ylim(bottom=0)
     return figure
 
@@ -315,12 +317,10 @@ def figure_svg(figure: Figure, name: str, description: str) -> str:
     buffer = io.StringIO()
     with matplotlib.rc_context(_SETTINGS):
         # SVG for the page: inlined PNGs would be twice the size and fixed to one background.
-        figure.savefig(
-            buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None}
-        )
+        figure.savefig(buffer, format="svg", transparent=True)
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
-    for pattern, new in (
+    replacements = [
         # The metadata hold the time and the matplotlib version, so the bytes would differ between
         # equal runs.
         (r"<metadata>.*?</metadata>", ""),
@@ -330,9 +330,11 @@ def figure_svg(figure: Figure, name: str, description: str) -> str:
         (r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px; font-family: var(--font)"),
         (r'^<svg ([^>]*?)width="[^"]*"', r"<svg \1"),
         (r'^<svg ([^>]*?)height="[^"]*"', r"<svg \1"),
-        *((light, f"var(--{colour})") for colour, (light, _) in PALETTE.items()),
-    ):
-        text = re.sub(pattern, new, text, flags=re.DOTALL)
+    ]
+    for name_of_colour, (light, _) in PALETTE.items():
+        replacements.append((light, f"var(--{name_of_colour})"))
+    for pattern, replacement in replacements:
+        text = re.sub(pattern, replacement, text, flags=re.DOTALL)
     return text.replace("<svg ", f'<svg role="img" aria-label="{html.escape(description)}" ', 1)
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from speakernet.data.lists import TrialList
+from speakernet.data.lists import TrialList, places_in_runs
 from speakernet.evaluation.embedding import way_of
 from speakernet.evaluation.metrics import group_starts
 from speakernet.evaluation.options import EvaluationOptions
@@ -69,11 +69,15 @@ def mean_embeddings(embeddings: np.ndarray, mean: np.ndarray | None = None) -> n
     for start in range(0, len(result), rows_at_once):
         block = embeddings[start : start + rows_at_once]
         centred = block if mean is None else block - mean.astype(np.float32)
-        lengths = np.linalg.norm(centred, axis=2, keepdims=True)
-        average = (centred / np.maximum(lengths, EPSILON)).mean(axis=1)
-        lengths = np.linalg.norm(average, axis=1, keepdims=True)
-        result[start : start + rows_at_once] = average / np.maximum(lengths, EPSILON)
+        average = to_unit_length(centred).mean(axis=1)
+        result[start : start + rows_at_once] = to_unit_length(average)
     return result
+
+
+def to_unit_length(vectors: np.ndarray) -> np.ndarray:
+    """Vectors (…, dim) of length 1; zeros stay zeros."""
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return vectors / np.maximum(lengths, EPSILON)
 
 
 def cosine_scores(embeddings: np.ndarray, enrol: np.ndarray, test: np.ndarray) -> np.ndarray:
@@ -95,12 +99,13 @@ def cosine_scores(embeddings: np.ndarray, enrol: np.ndarray, test: np.ndarray) -
     num_rows = len(table)
     # The distinct trials are the entries of a sparse matrix, and torch computes the product only
     # there. Gathering the rows of both sides would copy two embeddings for every trial.
-    places = enrol.astype(np.int64) * num_rows + test
-    order = np.argsort(places)
-    starts = group_starts(places := places[order])
-    repeats = np.diff(np.append(starts, len(places)))
-    rows, columns = np.divmod(places[starts], max(1, num_rows))
-    del places
+    entries = enrol.astype(np.int64) * num_rows + test  # counted row after row
+    order = np.argsort(entries)
+    entries = entries[order]
+    starts = group_starts(entries)
+    repeats = np.diff(np.append(starts, len(entries)))
+    rows, columns = np.divmod(entries[starts], max(1, num_rows))
+    del entries
     row_starts = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=num_rows))])
     with warnings.catch_warnings():
         # torch warns about every sparse CSR tensor, because it is a beta feature.
@@ -228,7 +233,9 @@ def mean_distance_scores(
     table = torch.from_numpy(np.ascontiguousarray(embeddings, dtype=np.float32))
     lengths = torch.linalg.vector_norm(table, dim=2)  # (utterances, crops)
     # Scaling products instead of crops avoids a copy of the whole table.
-    scales = lengths.clamp(min=EPSILON).reciprocal() if normalize else torch.ones_like(lengths)
+    scales = torch.ones_like(lengths)
+    if normalize:
+        scales = lengths.clamp(min=EPSILON).reciprocal()
     squares = (lengths * scales).square()
     enrol_rows = torch.from_numpy(enrol.astype(np.int64))
     test_rows = torch.from_numpy(test.astype(np.int64))
@@ -243,8 +250,14 @@ def mean_distance_scores(
         for start in range(0, len(firsts), groups):
             positions = torch.from_numpy(firsts[start : start + groups, None] + np.arange(width))
             trials = order[positions]  # (groups, width)
-            rows = enrol_rows[trials[:, 0]], test_rows[trials]
-            distances = _mean_distances(table, scales, squares, *rows, gathered[: trials.numel()])
+            distances = _mean_distances(
+                table,
+                scales,
+                squares,
+                enrol_rows[trials[:, 0]],
+                test_rows[trials],
+                gathered[: trials.numel()],
+            )
             scores[trials] = distances.neg_()
     return scores.numpy()
 
@@ -259,12 +272,13 @@ def _mean_distances(
     crops = table.shape[1]
     first = table[enrol] * (-2 * scales[enrol])[:, :, None]
     torch.index_select(table, 0, test.view(-1), out=gathered)
-    # |a - b|^2 = |a|^2 + |b|^2 - 2ab; rounding can push it just below zero.
-    products = torch.bmm(first, gathered.view(num_groups, width * crops, -1).transpose(1, 2))
-    products.mul_(scales[test].view(num_groups, 1, -1)).add_(squares[test].view(num_groups, 1, -1))
-    distances = (
-        products.add_(squares[enrol][:, :, None]).clamp_(min=0).sqrt_()
-    )  # (groups, crops, width * crops)
+    # |a - b|^2 = |a|^2 + |b|^2 - 2ab; rounding can push it just below zero. In place, in one tensor
+    # (groups, crops, width * crops).
+    distances = torch.bmm(first, gathered.view(num_groups, width * crops, -1).transpose(1, 2))
+    distances.mul_(scales[test].view(num_groups, 1, -1))
+    distances.add_(squares[test].view(num_groups, 1, -1))
+    distances.add_(squares[enrol][:, :, None])
+    distances.clamp_(min=0).sqrt_()
     return distances.sum(dim=1).view(num_groups, width, crops).sum(dim=2).div_(crops * crops)
 
 
@@ -276,8 +290,8 @@ def _groups(sorted_rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     counts = np.diff(np.append(starts, len(sorted_rows)))
     for width in GROUP_WIDTHS:
         pieces = counts // width
-        number_in_run = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-        yield width, np.repeat(starts, pieces) + width * number_in_run
+        yield width, np.repeat(starts, pieces) + width * places_in_runs(pieces)
+        # The rest of each run is cut into narrower pieces.
         starts = starts + pieces * width
         counts = counts % width
 
@@ -306,7 +320,7 @@ def cohort_statistics(
         )
     # Computed by torch, whose matrix products respect runtime.threads.
     members = torch.from_numpy(np.ascontiguousarray(cohort, dtype=np.float32)).to(device)
-    takes = min(top or len(members), len(members))
+    num_scores = min(top or len(members), len(members))
     table = np.ascontiguousarray(embeddings, dtype=np.float32)
     mean = np.empty(len(table), dtype=np.float32)
     deviation = np.empty(len(table), dtype=np.float32)
@@ -319,8 +333,8 @@ def cohort_statistics(
         for start in range(0, len(table), block):
             rows = slice(start, start + block)
             scores = torch.from_numpy(table[rows]).to(device) @ members.T  # (rows, members)
-            if takes < len(members):
-                scores = highest(scores, takes, pool, is_on_host=members.device.type == "cpu")
+            if num_scores < len(members):
+                scores = highest(scores, num_scores, pool, is_on_host=members.device.type == "cpu")
             block_deviation, block_mean = torch.std_mean(scores, dim=1, correction=0)
             mean[rows] = block_mean.cpu().numpy()
             deviation[rows] = block_deviation.cpu().numpy()
@@ -341,8 +355,10 @@ def highest(
     # parallel.
     edges = np.linspace(0, len(scores), torch.get_num_threads() + 1).astype(int)
     shares = [scores.numpy()[low:high] for low, high in itertools.pairwise(edges)]
-    list(pool.map(lambda share: share.partition(scores.shape[1] - top, axis=1), shares))
-    return scores[:, -top:]
+    first_of_top = scores.shape[1] - top
+    # The list waits for all of them.
+    list(pool.map(lambda share: share.partition(first_of_top, axis=1), shares))
+    return scores[:, first_of_top:]
 
 
 def normalize_scores(
@@ -364,7 +380,11 @@ def normalize_scores(
     mean, deviation = statistics
     by_enrolment = (scores - mean[enrol]) / deviation[enrol]
     by_test = (scores - mean[test]) / deviation[test]
-    return {"z": by_enrolment, "t": by_test}.get(method, 0.5 * (by_enrolment + by_test))
+    if method == "z":
+        return by_enrolment
+    if method == "t":
+        return by_test
+    return 0.5 * (by_enrolment + by_test)
 
 
 def speaker_means(embeddings: np.ndarray, speakers: np.ndarray) -> np.ndarray:
@@ -374,8 +394,8 @@ def speaker_means(embeddings: np.ndarray, speakers: np.ndarray) -> np.ndarray:
     # float64, since a speaker may have thousands of utterances.
     sums = np.zeros((int(speakers.max()) + 1, embeddings.shape[1]), dtype=np.float64)
     np.add.at(sums, speakers, embeddings)
-    norms = np.linalg.norm(sums, axis=1, keepdims=True)
-    return (sums / np.maximum(norms, EPSILON)).astype(np.float32)[norms[:, 0] > 0]
+    # A speaker without utterances has no direction.
+    return to_unit_length(sums[sums.any(axis=1)]).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -422,7 +442,9 @@ class Backend:
     @property
     def score_name(self) -> str:
         """What a trial is scored by: cosine, plda or mean_distance."""
-        return "plda" if self.plda and self.options.score == "cosine" else self.options.score
+        if self.plda and self.options.score == "cosine":
+            return "plda"
+        return self.options.score
 
     def score(
         self, embeddings: np.ndarray, trials: TrialList
@@ -479,6 +501,7 @@ def verifying_backend(contents: Mapping[str, Any]) -> Backend:
     cosine.
     """
     name = (contents.get("adaptation") or {}).get("name", "")
+    # WHOLE has the default options of scoring; how recordings are embedded is not read here.
     return Backend(
         WHOLE, mean=mean_of_whole_utterances(contents), plda=plda_of(contents), adaptation=name
     )
@@ -489,5 +512,7 @@ def mean_of_whole_utterances(contents: Mapping[str, Any]) -> np.ndarray | None:
     crops.
     """
     mean = contents.get("embedding_mean")
-    is_of_whole = (contents.get("embedding_mean_of") or {}).get("embedding") == "whole"
-    return np.asarray(mean, dtype=np.float32) if mean is not None and is_of_whole else None
+    measured_with = contents.get("embedding_mean_of") or {}
+    if mean is None or measured_with.get("embedding") != "whole":
+        return None
+    return np.asarray(mean, dtype=np.float32)

@@ -23,9 +23,9 @@ MAX_EACH = 10
 class SeveralRecordings:
     """How scores of different speakers vary, for decisions about several recordings of a person.
 
-    The mean of a person's unit-length embeddings is shorter, the more they differ. If strangers'
-    embeddings pointed everywhere alike, the variance of their mean scores would be that of single
-    scores times the squared length L^2 of that mean; `share` says how much of this is so. Mean
+    The more a person's unit-length embeddings differ, the smaller is the length L of their mean. If
+    strangers' embeddings pointed equally in all directions, the variance of their mean scores would
+    be L^2 times that of single scores. In fact it is 1 - share x (1 - L^2) times as large. Mean
     scores are stretched around the mean of different speakers until they vary as single ones. The
     default stretches nothing: then there are fewer false accepts than stated, and more misses than
     necessary.
@@ -38,6 +38,7 @@ class SeveralRecordings:
     mean: float = 0.0
     """Of the scores of different speakers."""
     share: float = 0.0
+    """0: averaging does not reduce the variance; 1: it does as if all directions were equal."""
 
     def as_one(self, means: np.ndarray, squared_lengths: np.ndarray) -> np.ndarray:
         """Turn mean scores with people whose mean embeddings have these squared lengths into scores
@@ -49,7 +50,7 @@ class SeveralRecordings:
 NOT_STRETCHED = SeveralRecordings()
 
 
-def several_of_list(
+def fit_several_on_list(
     units: np.ndarray, speakers: np.ndarray, trials: TrialList, plda: Plda | None
 ) -> SeveralRecordings | None:
     """Fit on the recordings of a labelled list; the list decides which speakers are compared, but
@@ -63,11 +64,11 @@ def several_of_list(
     """
     assert trials.labels is not None, "a calibration list is labelled"
     nontargets = np.flatnonzero(trials.labels == 0)
-    sides = speakers[np.stack([trials.enrol[nontargets], trials.test[nontargets]])]
-    return several_of_people(units, speakers, plda, sides)
+    pairs = speakers[np.stack([trials.enrol[nontargets], trials.test[nontargets]])]
+    return fit_several_on_people(units, speakers, plda, pairs)
 
 
-def several_of_people(
+def fit_several_on_people(
     units: np.ndarray, people: np.ndarray, plda: Plda | None, pairs: np.ndarray | None = None
 ) -> SeveralRecordings | None:
     """Fit on comparisons between recordings of different people; None if there are too few.
@@ -86,7 +87,8 @@ def several_of_people(
     known, people = np.unique(people[rows], return_inverse=True)
     is_compared = people[:, None] != people
     if pairs is not None:
-        first, second = np.searchsorted(known, pairs[:, np.isin(pairs, known).all(axis=0)])
+        is_known = np.isin(pairs, known).all(axis=0)
+        first, second = np.searchsorted(known, pairs[:, is_known])
         is_listed = np.zeros((len(known), len(known)), dtype=bool)
         is_listed[first, second] = True
         is_compared &= (is_listed | is_listed.T)[np.ix_(people, people)]
@@ -97,8 +99,7 @@ def several_of_people(
 def fit_several(
     scores: np.ndarray, units: np.ndarray, people: np.ndarray, is_compared: np.ndarray
 ) -> SeveralRecordings | None:
-    """The share by which the scores of a stranger with a person's recordings vary as those
-    recordings do.
+    """Fit on scores between recordings of different people; None if there are too few.
 
     Args:
         scores: (recordings, recordings).
@@ -107,31 +108,35 @@ def fit_several(
         is_compared: (recordings, recordings), the same for all recordings of a person.
     """
     num_repeats = 0
-    of_scores = 0.0
-    of_units = 0.0
+    score_distances = 0.0
+    unit_distances = 0.0
     # Two sums over people: the squared distances of a stranger's scores with a person's recordings
-    # from their mean, and those of the recordings from theirs. Their ratio says how much of the
-    # variance of scores averaging over a person's recordings removes.
+    # from their mean, and those of the recordings from theirs. If embeddings pointed equally in all
+    # directions, their ratio would be the variance of all scores between strangers.
     for person in np.unique(people):
         rows = np.flatnonzero(people == person)
         block = scores[np.ix_(rows, is_compared[rows[0]])]  # (recordings, strangers)
         num_strangers = block.shape[1]
         num_repeats += num_strangers * (len(rows) - 1)
-        of_scores += np.square(block - block.mean(axis=0)).sum()
-        of_units += num_strangers * np.square(units[rows] - units[rows].mean(axis=0)).sum()
+        score_distances += np.square(block - block.mean(axis=0)).sum()
+        unit_distances += num_strangers * np.square(units[rows] - units[rows].mean(axis=0)).sum()
+    if num_repeats < MIN_NONTARGETS:
+        return None
     strangers = scores[is_compared]
-    if num_repeats < MIN_NONTARGETS or not of_units * strangers.var():
+    variance = strangers.var()
+    if unit_distances * variance == 0:
         return None
     # The true share is at most 1, but an estimate from few recordings may exceed it.
-    share = of_scores / of_units / strangers.var()
+    share = score_distances / unit_distances / variance
     return SeveralRecordings(float(strangers.mean()), float(min(share, 1.0)))
 
 
 def _some_recordings(people: np.ndarray) -> np.ndarray:
-    """Rows of recordings of people with several, bounded in number."""
+    """Rows of people with several recordings, at most `MAX_EACH` of each and `MAX_RECORDINGS`."""
     order = np.argsort(people, kind="stable")
-    ranks = np.arange(len(order)) - np.searchsorted(people[order], people[order])
-    rows = order[ranks < MAX_EACH]
+    # The place of each recording among those of its person.
+    places = np.arange(len(order)) - np.searchsorted(people[order], people[order])
+    rows = order[places < MAX_EACH]
     # A person with a single recording shows no variation between recordings.
     _, numbers, counts = np.unique(people[rows], return_inverse=True, return_counts=True)
     return rows[counts[numbers] > 1][:MAX_RECORDINGS]

@@ -299,7 +299,7 @@ def normalize_waveforms(
     return normalized if inside is None else normalized * inside
 
 
-def reflect_ends(waveforms: Tensor, pad: int, lengths: Lengths = None) -> Tensor:
+def reflect_ends(waveforms: Tensor, pad: int, lengths: Lengths) -> Tensor:
     """Mirror both ends of every utterance by `pad` samples, at its own length.
 
     Returns:

@@ -139,7 +139,7 @@ class KaldiMfcc(KaldiFbank):
         return torch.matmul(energies, self.transform)
 
 
-def mirror_ends(waveforms: Tensor, left: int, right: int, lengths: Lengths = None) -> Tensor:
+def mirror_ends(waveforms: Tensor, left: int, right: int, lengths: Lengths) -> Tensor:
     """Mirror both ends of every utterance at its own length, including the last sample, as in
     Kaldi.
 

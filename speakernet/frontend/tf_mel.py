@@ -1,9 +1,9 @@
 """The mel energies of wespeaker's ReDimNet2 (`tfmel`), and of the authors' files with `feat_type:
 tf`.
 
-Unlike in the other log-mel features, frames have 400 samples and the first starts 80 before the
-utterance, the window is symmetric, the bin at half the sample rate is left out although the others
-are taken to reach that frequency, and filters are triangles over mels.
+Unlike in the other log-mel features, frames have 400 samples, the first frame starts 80 samples
+before the utterance, the window is symmetric, and filters are triangles over mels. As published,
+the bin at half the sample rate is left out, but the filters take the bin below it to be there.
 """
 
 import math
@@ -25,8 +25,8 @@ from speakernet.frontend.options import TfMelOptions
 from speakernet.options import SAMPLE_RATE
 
 EPSILON = 1e-8
-"""Smallest energy, also added before the logarithm and to the waveform's deviation; its inverse is
-the largest."""
+"""Energies stay between this and its inverse. It is also added to an energy before the logarithm,
+and to the deviation of the waveform."""
 
 
 class TfMel(MelFrontEnd):
@@ -39,7 +39,9 @@ class TfMel(MelFrontEnd):
 
     def __init__(self, options: TfMelOptions, sample_rate: int = SAMPLE_RATE) -> None:
         super().__init__(options, sample_rate)
-        self.min_samples = self.window_samples - 2 * (self.hop_samples // 2)
+        self.pad_samples = self.hop_samples // 2
+        """Zeros before an utterance, and after it."""
+        self.min_samples = self.window_samples - 2 * self.pad_samples
         self.register_buffer(
             "window", torch.hamming_window(self.window_samples, periodic=False), persistent=False
         )
@@ -53,8 +55,8 @@ class TfMel(MelFrontEnd):
         )
 
     def num_frames(self, num_samples: Tensor) -> Tensor:
-        """Whole windows of the utterance, padded with half a hop of zeros at both ends."""
-        padded = num_samples + 2 * (self.hop_samples // 2)
+        """Whole windows of the padded utterance."""
+        padded = num_samples + 2 * self.pad_samples
         return (padded - self.window_samples) // self.hop_samples + 1
 
     def energies(self, waveforms: Tensor, lengths: Lengths) -> Tensor:
@@ -62,15 +64,14 @@ class TfMel(MelFrontEnd):
         logarithm.
         """
         options = self.options
-        pad = self.hop_samples // 2
         if options.normalize_waveform:
             waveforms = normalize_waveforms(waveforms, lengths, EPSILON)
         if options.preemphasis:
             waveforms = preemphasize(waveforms, float(options.preemphasis))
         if lengths is not None:
-            # After the pre-emphasis, whose first sample past the end contains the last one.
+            # After the pre-emphasis, which carries the last sample one step past the end.
             waveforms = waveforms * valid_frames(lengths, waveforms.shape[1])
-        power = self.power(functional.pad(waveforms, (pad, pad)))
+        power = self.power(functional.pad(waveforms, (self.pad_samples, self.pad_samples)))
         power = power.clamp(EPSILON, 1 / EPSILON).transpose(1, 2)  # (batch, frames, bins)
         # (batch, frames, mels)
         energies = torch.matmul(power, self.mel_bank).clamp(EPSILON, 1 / EPSILON)
@@ -99,6 +100,7 @@ def triangles_over_mels(
     """
     edges = torch.linspace(hz_to_mel(low_hz), hz_to_mel(high_hz), num_mels + 2, dtype=torch.float64)
     hertz = torch.linspace(0, sample_rate // 2, num_bins, dtype=torch.float64).unsqueeze(1)
+    # In mels, as by `hz_to_mel`, which takes a single number.
     bins = 2595.0 * torch.log10(1.0 + hertz / 700.0)
     rising = (bins - edges[:-2]) / (edges[1:-1] - edges[:-2])  # (bins, mels)
     falling = (edges[2:] - bins) / (edges[2:] - edges[1:-1])

@@ -45,7 +45,7 @@ from speakernet.evaluation.fitting import Fit, fit_scores
 from speakernet.evaluation.metrics import eer
 from speakernet.evaluation.options import ADAPTATIONS, EvaluationOptions
 from speakernet.evaluation.scoring import WHOLE, Plda, cosine_scores, verifying_backend
-from speakernet.evaluation.several import several_of_people
+from speakernet.evaluation.several import fit_several_on_people
 from speakernet.evaluation.speakers import Speakers, read_csv, speakers_of
 from speakernet.files import check_writable
 from speakernet.inference.decision import MIN_TEST_SECONDS
@@ -213,7 +213,7 @@ def adapt(
         notes.insert(0, _held_out_error(name, tried, speakers, scored))
         prior = default_of(EvaluationOptions, "calibration_prior")
         fit = fit_scores(*scored, prior, verifying_backend(contents).describe(WHOLE))
-        several = several_of_people(transform.apply(domain.rows), speakers, transform.plda)
+        several = fit_several_on_people(transform.apply(domain.rows), speakers, transform.plda)
         fit = replace(fit, several=several)
         contents |= fit.changes(contents)
     if compared is not None:

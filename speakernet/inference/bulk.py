@@ -34,7 +34,7 @@ from speakernet.evaluation.results import FEW_TARGETS, Results
 from speakernet.evaluation.scoring import VERIFYING, Plda, mean_embeddings, verifying_backend
 from speakernet.evaluation.several import (
     SeveralRecordings,
-    several_of_people,
+    fit_several_on_people,
 )
 from speakernet.evaluation.speakers import Speakers, speakers_of
 from speakernet.files import atomic_write, check_writable, sha256_of
@@ -60,8 +60,8 @@ def embed_files(
     names: StringTable,
     out: Path,
     *,
-    skips_broken: bool = False,
-    part: WorkPart = WHOLE,
+    skips_broken: bool,
+    part: WorkPart,
 ) -> tuple[int, int, list[str], list[WorkPart]]:
     """Write `names`, `embeddings` (recordings, dim) and `fingerprint` as a `.npz` of plain arrays.
 
@@ -246,7 +246,9 @@ def calibrate_on_people(
     # Scores against several recordings vary less than those against one, so that scale is fitted
     # first and the trials are scored with it.
     voices = _voices_to_calibrate_on(store, verifier, len(strangers))
-    several = several_of_people(voices.units, voices.owners, verifier.plda) or verifier.rule.several
+    several = (
+        fit_several_on_people(voices.units, voices.owners, verifier.plda) or verifier.rule.several
+    )
     trials, scores, speakers = _make_trials(voices, strangers, verifier.plda, several, store.path)
     fit = fit_scores(trials, scores, prior, verifying_backend(verifier.contents).describe(way))
     fit = replace(fit, several=several)

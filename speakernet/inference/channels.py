@@ -77,7 +77,7 @@ def choose_of_file(
 
 
 def choose_of_array(
-    array: np.ndarray, sample_rate: int, rate: int, requested: int | str | None = None
+    array: np.ndarray, sample_rate: int, rate: int, requested: int | str | None
 ) -> Chosen:
     """`choose` for an array, (samples, channels), compared at this rate."""
     num_channels = array.shape[1]

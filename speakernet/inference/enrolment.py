@@ -63,7 +63,7 @@ def enroll(
             problems.append(BAND_LIMITED)
         source = ""
         # Of a file that holds other voices too, `reembed` must not read all channels.
-        if recording.file and not recording.is_of_one_channel:
+        if recording.file and not recording.is_channel_requested:
             source = str(recording.file.absolute())
         voices.append(
             StoredRecording(

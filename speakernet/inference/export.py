@@ -160,9 +160,7 @@ def export_model(
     return parities
 
 
-def check_target(
-    out: str | Path, int8: bool, runtime: str = "", seconds: float | None = None
-) -> Path:
+def check_target(out: str | Path, int8: bool, runtime: str, seconds: float | None) -> Path:
     """The path to write to, checked before any work is done."""
     path = Path(out)
     is_onnx = path.suffix == ".onnx"

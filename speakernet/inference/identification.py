@@ -36,7 +36,8 @@ class Namer:
     """Seconds of speech that each person is enrolled with, for a calibration with durations."""
 
     def threshold(self) -> float | str:
-        """The threshold that scores are compared with, to be checked before anything is embedded.
+        """The threshold that scores are compared with: a score or the name of one. Call it before
+        anything is embedded, for its errors.
 
         Raises:
             ValueError: both limits were given, or a number is out of range; `NotCalibratedError`
@@ -47,7 +48,7 @@ class Namer:
             return self.rule.threshold_of_many(
                 len(self.store), self.limits.get("false_accept_rate")
             )
-        # Only for its errors: impossible limits should fail before anything is embedded.
+        # Only for its errors, which do not depend on the score.
         self.rule.decide(0.0, **self.limits)
         return threshold
 
@@ -69,24 +70,34 @@ class Namer:
         # calibration list, whose strangers may be less alike than the people here.
         num_people = len(self.store)
         threshold = self.threshold()
+        # The rate does not depend on the score either.
         rate = self.rule.decide(0.0, threshold=threshold).false_accept_rate
         stranger_rate = None if rate is None else min(1.0, rate * num_people)
         candidates = tuple(self.store.identify(embedding, max(1, top)))
         if not candidates:
-            return Identification(None, None, (), num_people, stranger_rate)
+            return Identification(
+                name=None,
+                decision=None,
+                candidates=(),
+                num_people=num_people,
+                stranger_rate=stranger_rate,
+            )
+        ratios = []
+        for person, similarity in candidates:
+            rule = self.rule_for(person, speech_seconds)
+            ratios.append(rule.log_likelihood_ratio(similarity))
         name, score = candidates[0]
-        rules = [self.rule_for(person, speech_seconds) for person, _ in candidates]
-        ratios = tuple(
-            rule.log_likelihood_ratio(similarity)
-            for rule, (_, similarity) in zip(rules, candidates, strict=True)
-        )
-        decision = rules[0].decide(score, threshold=threshold, speech_seconds=speech_seconds)
+        rule = self.rule_for(name, speech_seconds)
+        decision = rule.decide(score, threshold=threshold, speech_seconds=speech_seconds)
         # After a short calibration list the threshold may be so low that a stranger is more likely
         # than the person. A user who names a threshold has accepted that.
         needs_odds = self.limits.get("threshold") is None
-        is_unlikely = needs_odds and (decision.log_likelihood_ratio or 0.0) < 0
+        ratio = decision.log_likelihood_ratio
+        is_unlikely = needs_odds and ratio is not None and ratio < 0
         answer = name if decision.same_speaker and not is_unlikely else None
-        return Identification(answer, decision, candidates, num_people, stranger_rate, ratios)
+        return Identification(
+            answer, decision, candidates, num_people, stranger_rate, tuple(ratios)
+        )
 
 
 def seconds_of(store: PeopleStore, rule: DecisionRule) -> dict[str, float]:

@@ -65,8 +65,10 @@ MAX_SPEECH_SECONDS = 30.0
 MIN_WEIGHT_SECONDS = 0.1
 MIN_SECONDS = 0.25
 """Length of a syllable; shorter recordings are refused for enrolment and decisions."""
+# A recording with a lower signal-to-noise ratio or more clipped samples has a warning.
 NOISY_DB = 10.0
 CLIPPED_SHARE = 0.001
+# Clipped samples reach this level, or this share of the recording's own peak.
 CLIP_LEVEL = 0.98
 NEAR_PEAK = 0.999
 SPECTRUM_SAMPLES = 512
@@ -92,7 +94,7 @@ class Recording:
     """The channel of the file that is read, counted from 0; None for the mean of all."""
     channel_warning: str = ""
     """If its channels hold different sounds, or cancel each other."""
-    is_of_one_channel: bool = False
+    is_channel_requested: bool = False
     """Whether the user chose one of several channels, so that the file holds other sounds too."""
     edges: np.ndarray | None = None
     """Only these stretches of the recording are read, one after the other: (stretches, 2)
@@ -110,7 +112,8 @@ class Recording:
         if self.edges is not None:
             return read_speech(replace(self, edges=None).read, self.edges, start, num_samples)
         if self.samples is not None:
-            return self.samples[start : None if num_samples is None else start + num_samples]
+            stop = None if num_samples is None else start + num_samples
+            return self.samples[start:stop]
         assert self.file is not None, "a recording is a file or samples"
         return read_audio(self.file, start, num_samples, self.sample_rate, channel=self.channel)
 
@@ -118,9 +121,10 @@ class Recording:
         """The whole recording, or the windows of a long one, one by one; the pieces belong to row
         `row`.
         """
-        for stretch in stretches_of(
-            np.zeros(1, np.int64), np.array([self.num_samples]), self.sample_rate
-        ):
+        # A table of lengths with this recording alone, in row 0.
+        rows = np.zeros(1, np.int64)
+        lengths = np.array([self.num_samples])
+        for stretch in stretches_of(rows, lengths, self.sample_rate):
             yield replace(stretch, row=row), self.read(stretch.start, stretch.num_samples)
 
     def blocks(self) -> Iterator[np.ndarray]:
@@ -140,21 +144,23 @@ class Recording:
         """The recording reduced to stretches, (stretches, 2) in seconds."""
         edges = sample_edges(speech, self.sample_rate)
         cut = replace(self, edges=edges, num_samples=int(np.diff(edges).sum()))
+        if self.samples is None:
+            return cut
         # Samples in memory are cut at once; otherwise each window would search the edges again.
-        return cut if self.samples is None else replace(cut, samples=cut.read(), edges=None)
+        return replace(cut, samples=cut.read(), edges=None)
 
 
 Audio: TypeAlias = str | os.PathLike | Array | Recording
 
 
 def open_recording(
-    audio: Audio, sample_rate: int | None, rate: int, channel: int | str | None = None
+    audio: Audio, array_rate: int | None, sample_rate: int, channel: int | str | None = None
 ) -> Recording:
-    """Open a recording to be read at `rate`; only the header of a file with one channel is
+    """Open a recording to be read at `sample_rate`; only the header of a file with one channel is
     read.
 
-    `channel` is a channel counted from 1, `mix`, or None to choose automatically
-    (`channels.choose`).
+    An array has `array_rate`. `channel` is a channel counted from 1, `mix`, or None to choose
+    automatically (`channels.choose`).
     """
     requested = channels.checked_channel(channel)
     if isinstance(audio, Recording):
@@ -170,30 +176,30 @@ def open_recording(
             chosen = channels.choose_of_file(file, info, str(path), requested)
         return Recording(
             str(path),
-            rate,
-            info.num_samples_at(rate),
+            sample_rate,
+            info.num_samples_at(sample_rate),
             file=path,
             is_cut_off=info.is_truncated,
             channel=chosen.channel,
             channel_warning=chosen.warning,
-            is_of_one_channel=isinstance(requested, int) and info.num_channels > 1,
+            is_channel_requested=isinstance(requested, int) and info.num_channels > 1,
         )
     if not isinstance(audio, np.ndarray | Tensor):
         raise AudioError(
             f"audio is a {type(audio).__name__}; expected a file or an array of samples"
         )
-    if sample_rate is None:
-        raise AudioError(f"an array has no sample rate; give sample_rate, such as {rate}")
+    if array_rate is None:
+        raise AudioError(f"an array has no sample rate; give sample_rate, such as {sample_rate}")
     array = array_of(audio)
     chosen = channels.Chosen()
     # More columns than rows means a transposed array, which is refused below.
     if array.ndim == 2 and 1 < array.shape[1] <= array.shape[0]:
-        chosen = channels.choose_of_array(array, sample_rate, rate, requested)
+        chosen = channels.choose_of_array(array, array_rate, sample_rate, requested)
         if chosen.channel is not None:
             array = array[:, [chosen.channel]]
-    samples = audio_of_array(array, sample_rate, rate)
+    samples = audio_of_array(array, array_rate, sample_rate)
     return Recording(
-        "the array", rate, len(samples), samples=samples, channel_warning=chosen.warning
+        "the array", sample_rate, len(samples), samples=samples, channel_warning=chosen.warning
     )
 
 
@@ -207,8 +213,9 @@ def array_of(values: object) -> np.ndarray:
 
 
 class ChosenChannels(FolderSource):
-    """Audio files of which one channel is read as `open_recording` does; `warnings` are by name,
-    once they are read.
+    """Audio files, each read from the channel that `open_recording` chooses.
+
+    `warnings` has those about a file's channels once the file has been read.
     """
 
     def __init__(self, root: str, sample_rate: int, requested: int | str | None) -> None:
@@ -216,7 +223,7 @@ class ChosenChannels(FolderSource):
         super().__init__(root, sample_rate, keep_lookup=False)
         self.requested = requested
         self._channels: dict[str, int | None] = {}
-        """Of the files with several channels: long ones are read window by window."""
+        """Name of a file with several channels -> the channel that is read."""
 
     def read(self, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
         """See `AudioSource.read`."""
@@ -251,7 +258,8 @@ def audio_inputs(
         The source that reads them by name, and the names, each once and in order.
     """
     for argument in arguments:
-        if not (Path(argument).is_dir() and (is_packed(argument) or is_kaldi(argument))):
+        is_corpus = Path(argument).is_dir() and (is_packed(argument) or is_kaldi(argument))
+        if not is_corpus:
             continue
         if channel is not None or len(arguments) > 1:
             raise AudioError(
@@ -262,8 +270,10 @@ def audio_inputs(
             return source, source.index.names
         assert isinstance(source, KaldiSource), "only these two are corpora"
         return source, source.names
-    # In order, and only once if a folder and a list both name a file.
-    names = dict.fromkeys(name for argument in arguments for name in _files_of(argument, lines))
+    # A dictionary keeps the order, and a file once if a folder and a list both name it.
+    names: dict[str, None] = {}
+    for argument in arguments:
+        names |= dict.fromkeys(_files_of(argument, lines))
     if not names:
         raise AudioError(
             "no audio was given; expected files, folders, lists, or - for names on standard input"
@@ -275,9 +285,7 @@ def audio_inputs(
 def refuse_recording_as_output(
     out: str | Path | None, source: AudioSource, names: Iterable[str]
 ) -> None:
-    """Refuse an output that is one of the recordings, which lists and folders name, not the
-    arguments.
-    """
+    """Refuse to overwrite a recording, even if the arguments name only its folder or list."""
     if out is not None and Path(out).exists():
         paths = (source.path_of(name) for name in names)
         refuse_overwriting([out], [path for path in paths if path])
@@ -292,14 +300,14 @@ def _files_of(argument: str, lines: Iterable[str]) -> Iterable[str]:
         left_out = LeftOut()
         names = find_recordings(path, left_out)
         if not names:
-            content = kaldi_advice(path) or (f"only {left_out}" if left_out.counts else "nothing")
+            content = f"only {left_out}" if left_out.counts else "nothing"
+            content = kaldi_advice(path) or content
             raise AudioError(
                 f"{path}: no audio in this folder, {content}; expected files ending in "
                 f"{', '.join(sorted(AUDIO_SUFFIXES))}"
             )
         return [str(path / name) for name in names]
-    # Decided by the first bytes too, because recordings of some corpora have no suffix or an
-    # unusual one.
+    # Not by the suffix alone, because recordings of some corpora have none or an unusual one.
     if path.suffix.lower() in LIST_SUFFIXES and not _is_binary(path):
         with reading(path, f"a folder or {LIST_FORM}", ListError), open_text(path) as file:
             return _listed(file.read().splitlines(), str(path), path.parent)
@@ -321,24 +329,24 @@ def _listed(lines: Iterable[str], where: str, folder: Path) -> list[str]:
     # macOS decomposes accented letters in file names, while lists from elsewhere compose them.
     roots = [(root, UnicodeNames(root)) for root in (folder, Path())]
     for number, line in enumerate(lines, start=1):
-        if not line.strip():
+        line = line.strip()
+        if not line:
             continue
         # Try the whole line first, since a path may contain spaces.
-        candidates = [line.strip(), *line.strip().split(maxsplit=1)[1:]]
-        paths = [
-            root / names_below.on_disk(candidate)
-            for candidate in candidates
-            for root, names_below in roots
-        ]
-        existing = [str(path) for path in paths if path.is_file()]
+        candidates = [line, *line.split(maxsplit=1)[1:]]
+        paths = []
+        for candidate in candidates:
+            for root, unicode_names in roots:
+                paths.append(root / unicode_names.on_disk(candidate))
+        existing = [path for path in paths if path.is_file()]
         if not existing:
             advice = advice_on_name(candidates[-1]) or f"expected {LIST_FORM}"
+            tried = " nor ".join(repr(candidate[:200]) for candidate in reversed(candidates))
             raise ListError(
-                f"{where}, line {number}: found no file "
-                f"{' nor '.join(repr(candidate[:200]) for candidate in candidates[::-1])} in the "
-                f"working directory or {folder}; {advice}"
+                f"{where}, line {number}: found no file {tried} in the working directory or "
+                f"{folder}; {advice}"
             )
-        names.append(existing[0])
+        names.append(str(existing[0]))
     return names
 
 
@@ -355,29 +363,33 @@ def open_piped(file: BinaryIO) -> tuple[AudioInfo, bytes]:
     info = parse_riff(io.BytesIO(head), "standard input", UNKNOWN_BYTES)
     if info is None or info.data_offset > len(head):
         raise AudioError(
-            f"standard input: {'not an uncompressed WAV' if head else 'empty'}; pipe one into the "
-            "command, for example with `arecord -f S16_LE -r 16000 -t wav |` or `ffmpeg -i FILE -f "
-            "wav - |`"
+            f"standard input: found no uncompressed WAV in the first {len(head)} bytes; pipe one "
+            "into the command, for example with `arecord -f S16_LE -r 16000 -t wav |` or `ffmpeg "
+            "-i FILE -f wav - |`"
         )
     return info, head[info.data_offset :]
 
 
-def chunks_of(file: BinaryIO, info: AudioInfo, begun: bytes) -> Iterator[np.ndarray]:
-    """The samples as they arrive, (samples, channels) float32, until they or the pipe end."""
-    # A pipe returns as many bytes as it has, so a block may end within a sample; the rest is kept
-    # for the next one. Shorter chunks cost time, longer ones delay the answer.
+def chunks_of(file: BinaryIO, info: AudioInfo, first_bytes: bytes) -> Iterator[np.ndarray]:
+    """The samples as they arrive, (samples, channels) float32, until they or the pipe end;
+    `first_bytes` were read by `open_piped`.
+    """
+    # A pipe returns as many bytes as it has, so a block may end within a sample; the rest waits for
+    # the next one. Shorter chunks cost time, longer ones delay the answer.
     frame_bytes = SAMPLE_BYTES[info.format] * info.num_channels
     chunk_bytes = max(1, round(CHUNK_SECONDS * info.sample_rate)) * frame_bytes
     # What follows the samples, if the header says how many there are, is not sound.
-    left = info.num_samples * frame_bytes
-    block = kept = begun
-    while block and left:
-        whole = min(left, len(kept) // frame_bytes * frame_bytes)
-        if whole:
-            yield decode_pcm(kept[:whole], info.format).reshape(-1, info.num_channels)
-        left -= whole
+    bytes_left = info.num_samples * frame_bytes
+    waiting = first_bytes
+    while bytes_left:
+        size = min(bytes_left, len(waiting) // frame_bytes * frame_bytes)
+        if size:
+            yield decode_pcm(waiting[:size], info.format).reshape(-1, info.num_channels)
+        bytes_left -= size
         block = file.read(chunk_bytes)
-        kept = kept[whole:] + block
+        if not block:
+            return
+        waiting = waiting[size:] + block
 
 
 @dataclass(frozen=True)
@@ -394,10 +406,10 @@ class Quality:
     warnings: tuple[str, ...]
     """Each begins with its cause and a colon."""
     digest: str
-    is_band_limited: bool = False
+    is_band_limited: bool
     """Whether nothing is above 4 kHz, as over a telephone; this matters only if the other recording
     is different."""
-    speech: np.ndarray = field(default_factory=lambda: np.zeros((0, 2)), compare=False)
+    speech: np.ndarray = field(compare=False)
     """Stretches of speech, (stretches, 2) in seconds."""
 
 
@@ -428,8 +440,8 @@ def inspect_recording(
     digest = hashlib.sha256()
     speech = find_speech(_hashed(recording.blocks(), digest), recording.sample_rate)
     speech_seconds = float(np.diff(speech).sum())
-    heard = recording.cut_to(speech) if len(speech) else recording
-    power, spectrum, clipped_share = _measure(heard)
+    measured = recording.cut_to(speech) if len(speech) else recording
+    power, spectrum, clipped_share = _measure(measured)
     loudest_db = 10 * np.log10(float(power.max()) + 1e-12)
     if not len(speech) and loudest_db < SILENT_DB:
         raise NoSpeechError(
@@ -509,16 +521,22 @@ def warnings_by_cause(qualities: Sequence[Quality]) -> list[str]:
     """The warnings about several recordings, one for each cause, and one if their channels
     differ.
     """
-    causes: dict[str, list[tuple[str, str]]] = {}
+    names_by_cause: dict[str, list[str]] = {}
+    texts: dict[str, str] = {}
     for quality in qualities:
         for text in quality.warnings:
-            causes.setdefault(text.partition(":")[0], []).append((quality.name, text))
+            cause = text.partition(":")[0]
+            names_by_cause.setdefault(cause, []).append(quality.name)
+            # Of several recordings, the numbers of the first are shown.
+            texts.setdefault(cause, text)
     # Narrow-band recordings are comparable with each other; scores change if only some of them are.
     narrow = [quality.name for quality in qualities if quality.is_band_limited]
     if 0 < len(narrow) < len(qualities):
-        text = f"{BAND_LIMITED}: as over a telephone, unlike the others; use one kind of microphone"
-        causes[BAND_LIMITED] = [(name, text) for name in narrow]
-    return [f"{listed([name for name, _ in cases])}: {cases[0][1]}" for cases in causes.values()]
+        names_by_cause[BAND_LIMITED] = narrow
+        texts[BAND_LIMITED] = (
+            f"{BAND_LIMITED}: as over a telephone, unlike the others; use one kind of microphone"
+        )
+    return [f"{listed(names)}: {texts[cause]}" for cause, names in names_by_cause.items()]
 
 
 def listed(names: Sequence[str]) -> str:
@@ -528,9 +546,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def _is_band_limited(spectrum: np.ndarray, sample_rate: int) -> bool:
-    """Whether the band above the telephone band is empty; False if the sample rate is too low for
-    that band.
-    """
+    """Whether the band above the telephone band is empty."""
     # At a lower rate the band does not exist, so its emptiness means nothing.
     if sample_rate / 2 < UPPER_BAND_HZ[1]:
         return False

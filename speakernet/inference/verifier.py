@@ -165,8 +165,9 @@ class SpeakerVerifier:
             fold_batch_norms(net)
         self.embedding_net = net
         """The same network as `net` with folded batch norms, used for embedding."""
-        self.embedding_dim, self.sample_rate = net.embedding_dim, net.sample_rate
-        """Size of an embedding, and sample rate in Hz that the network was trained on."""
+        self.embedding_dim = net.embedding_dim
+        self.sample_rate = net.sample_rate
+        """In Hz, of the audio that the network was trained on."""
         self.min_samples = net.min_samples
         """Samples that the network needs at least."""
         self.num_features = int(net.front_end.num_features)
@@ -196,8 +197,9 @@ class SpeakerVerifier:
         """
         # Includes the spec, because the same weights behind another front end give other
         # embeddings, and leaves out the calibration, because new thresholds need no new enrolment.
-        described = json.dumps(self.net.spec(), sort_keys=True)
-        return hashlib.sha256((weights_digest(self.net.weights()) + described).encode()).hexdigest()
+        spec = json.dumps(self.net.spec(), sort_keys=True)
+        content = weights_digest(self.net.weights()) + spec
+        return hashlib.sha256(content.encode()).hexdigest()
 
     def embed(
         self,
@@ -229,14 +231,15 @@ class SpeakerVerifier:
         """
         # All are opened before the first is embedded, so that a broken one at the end fails at
         # once.
-        several: list[Any] = list(audio) if isinstance(audio, list | tuple) else [audio]
-        opened = []
-        for recording in several:
+        inputs: list[Any] = list(audio) if isinstance(audio, list | tuple) else [audio]
+        recordings = []
+        for recording in inputs:
             if speech:
-                opened.append(self.hear(recording, sample_rate).recording)
+                recordings.append(self.hear(recording, sample_rate).recording)
             else:
-                opened.append(self.open(recording, sample_rate))
-        return _like(several[0] if several else None, self._embed_recordings(opened))
+                recordings.append(self.open(recording, sample_rate))
+        example = inputs[0] if inputs else None
+        return _like(example, self._embed_recordings(recordings))
 
     def embed_track(
         self,
@@ -283,11 +286,10 @@ class SpeakerVerifier:
             edges: first and last + 1 sample of each window, (windows, 2).
             description: shown beside a progress bar; empty shows none.
         """
-        rows: Iterable[list[int]] = edges.tolist()
         with Bar(description, len(edges), "window", is_shown=bool(description)) as bar:
             pieces = (
                 (Stretch(row, start, stop - start), recording.read(start, stop - start))
-                for row, (start, stop) in enumerate(bar.over(rows))
+                for row, (start, stop) in enumerate(bar.over(edges.tolist()))
             )
             return self._embed_pieces(pieces, len(edges)).numpy()
 
@@ -306,7 +308,7 @@ class SpeakerVerifier:
             description: shown beside a progress bar; empty shows none.
             net: a network to use instead of the model file's, on the same device.
         """
-        # Short recordings are not wrapped around, which trial lists are.
+        # In trial lists, short recordings are wrapped around; here they are not.
         embeddings = embed_utterances(
             net or self.embedding_net,
             source,
@@ -333,8 +335,9 @@ class SpeakerVerifier:
         """
         # As an array first, because a tensor may be sparse or have no values.
         tensor = torch.as_tensor(array_of(features))
-        has_shape = tensor.ndim == 3 and tensor.shape[2] == self.num_features and tensor.numel()
-        if not (has_shape and tensor.is_floating_point() and torch.isfinite(tensor).all()):
+        has_shape = tensor.ndim == 3 and tensor.shape[2] == self.num_features
+        is_finite = tensor.is_floating_point() and torch.isfinite(tensor).all()
+        if not (has_shape and is_finite and tensor.numel()):
             raise ValueError(
                 f"features of shape {tuple(tensor.shape)} and type {tensor.dtype}; expected "
                 f"(batch, frames, {self.num_features}) finite floating-point values"
@@ -367,7 +370,7 @@ class SpeakerVerifier:
                 `NotCalibratedError` if the model file has no such threshold.
         """
         limits = DecisionLimits(false_accept_rate=false_accept_rate, threshold=threshold)
-        # Checked before anything is embedded.
+        # A threshold that does not exist is refused before anything is embedded.
         self.rule.decide(0.0, **limits)
         enrolled: Sequence[Audio | Heard] = second if isinstance(second, list) else [second]
         heard = [self.hear(recording, sample_rate) for recording in (first, *enrolled)]
@@ -394,7 +397,7 @@ class SpeakerVerifier:
         """
         # Everything that decides passes here: verify, identify, enrolment and the server. A
         # decision takes six steps, of which this method is the first two. Speech is found (silero-
-        # vad; by energy alone if its weights are missing, which takes a loud noise for speech). It
+        # vad; by energy alone if its weights are missing, which mistakes loud noise for speech). It
         # is cut out, as the calibration did, because pauses and noise move an embedding and its
         # score, and the quality is measured on the same speech. Then `score_heard` embeds both
         # recordings and scores them, and `DecisionRule.decide` calibrates the score, bounds the
@@ -414,24 +417,28 @@ class SpeakerVerifier:
         return Heard(recording, quality)
 
     def score_heard(self, heard: Sequence[Heard]) -> tuple[float, DecisionRule, float]:
-        """The score of the first recording with the others, which are of one person; the rule for
-        their quality, and the seconds of speech in the first or, if they have less, in the others.
+        """Score the first recording against the others, which are of one person.
+
+        Returns:
+            The score, the rule for recordings of this quality, and the seconds of speech in the
+            first or, if they have less, in the others together.
         """
         qualities = [quality for _, quality in heard]
-        # A copy would count twice in the mean, which would then look more certain than it is.
-        digests = [quality.digest for quality in qualities[1:]]
-        if not digests:
+        if len(heard) < 2:
             raise AudioError(f"there is nothing to compare {qualities[0].name} with")
-        for row, quality in enumerate(qualities[1:]):
-            if quality.digest in digests[:row]:
+        # A copy would count twice in the mean, which would then look more certain than it is.
+        digests: set[str] = set()
+        for quality in qualities[1:]:
+            if quality.digest in digests:
                 raise AudioError(
                     f"{quality.name} is a recording that was given before; give each one once"
                 )
+            digests.add(quality.digest)
         # One at a time: padding to the longer one would cost more than a batch saves.
         embeddings = np.concatenate([self.embed(recording) for recording, _ in heard])
-        test, *enrolled = embeddings
         seconds = [quality.speech_seconds for quality in qualities]
-        if len(enrolled) > 1:
+        if len(heard) > 2:
+            test, *enrolled = embeddings
             scores = np.array([self.compare(test, embedding) for embedding in enrolled])
             weights = np.array([weight_of(value) for value in seconds[1:]])
             units = mean_embeddings(embeddings[1:], self.mean)
@@ -483,11 +490,11 @@ class SpeakerVerifier:
         return StoreModel(
             self.fingerprint,
             self.embedding_dim,
-            self.name,
-            self.rule.speech,
-            self.mean,
-            self.plda,
-            self.rule.several,
+            name=self.name,
+            speech=self.rule.speech,
+            mean=self.mean,
+            plda=self.plda,
+            several=self.rule.several,
         )
 
     def people(
@@ -618,7 +625,8 @@ class SpeakerVerifier:
                 single channel if they cancel each other.
         """
         recording = open_recording(audio, sample_rate, self.sample_rate, channel)
-        if recording.num_samples < (shortest := self.min_samples):
+        shortest = self.min_samples
+        if recording.num_samples < shortest:
             raise AudioError(
                 f"{recording.name}: {recording.seconds:.3f} s of audio is too short; "
                 f"{self.embedding_net.model_name} needs at least "
@@ -640,7 +648,10 @@ class SpeakerVerifier:
     def _embed_pieces(self, pieces: Iterable[tuple[Stretch, np.ndarray]], num_rows: int) -> Tensor:
         """The mean embedding of each row's pieces, (rows, dim) on the CPU."""
         values = torch.zeros(num_rows, self.embedding_dim)
-        items = ((piece, len(piece[1]), piece[0].num_windows > 1) for piece in pieces)
+        items = (
+            ((stretch, waveform), len(waveform), stretch.num_windows > 1)
+            for stretch, waveform in pieces
+        )
         for batch, _ in batches_of(items, BATCH_SIZE, self.sample_rate):
             waveforms, lengths = padded([waveform for _, waveform in batch])
             # (batch, samples) -> (batch, dim)
@@ -671,8 +682,10 @@ def _device(device: torch.device | str, local_rank: int | None) -> torch.device:
         return find_device(MachineOptions(), local_rank)
     # Compared as text: torch keeps the number in one byte, so cuda:257 would be the second GPU.
     name = str(device)
+    known = ["cpu"]
     num_gpus = torch.cuda.device_count()
-    known = ["cpu", *["cuda"] * bool(num_gpus), *(f"cuda:{number}" for number in range(num_gpus))]
+    if num_gpus:
+        known += ["cuda", *(f"cuda:{number}" for number in range(num_gpus))]
     if name not in known:
         raise ValueError(f"device {name!r}; expected auto or, on this machine, {', '.join(known)}")
     return torch.device(name)

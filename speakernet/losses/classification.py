@@ -30,7 +30,7 @@ margin."""
 
 
 class SpeakerLoss(nn.Module):
-    """The abstract base of all losses, with all that training asks a loss for."""
+    """The abstract base of all losses, with everything that training asks of a loss."""
 
     num_classes = 0
     """Classes of the head; 0 without one."""
@@ -68,6 +68,7 @@ class ClassificationLoss(SpeakerLoss):
         super().__init__(options)
         self.num_classes = num_classes
         """Classes of the whole head: speakers times voices."""
+        # The operations over classes; a sharded head has a `ClassShard` instead.
         self.classes = AllClasses()
         self.weight = nn.Parameter(torch.empty(num_classes * rows_per_class, embedding_dim))
 
@@ -178,12 +179,12 @@ class AAMSoftmax(AMSoftmax):
         own_cosine = label_column.of(cosine)
         # theta + margin must not pass pi, where the cosine would rise again and reward mistakes.
         if options.easy_margin:
-            least = 0.0
-            beyond = own_cosine
+            limit = 0.0
+            beyond_limit = own_cosine
         else:
-            least, slope = cosine_and_sine(math.pi - self.margin)
-            beyond = own_cosine - slope * self.margin
-        widened = torch.where(own_cosine > least, rotate(own_cosine, self.margin), beyond)
+            limit, sine = cosine_and_sine(math.pi - self.margin)
+            beyond_limit = own_cosine - sine * self.margin
+        widened = torch.where(own_cosine > limit, rotate(own_cosine, self.margin), beyond_limit)
         if self.inter_top_k:
             # Cosines are never below -1, so -2 keeps the utterance's own speaker out of the
             # nearest.
@@ -195,7 +196,9 @@ class AAMSoftmax(AMSoftmax):
 
 
 def cosine_and_sine(angle: float | Tensor) -> tuple[Any, Any]:
-    """Of a number, or of a 0-d tensor, which a recorded step has instead."""
+    """Cosine and sine of a number, or of a 0-d tensor, which is what the margin of a recorded step
+    is.
+    """
     if isinstance(angle, Tensor):
         return angle.cos(), angle.sin()
     return math.cos(angle), math.sin(angle)
@@ -221,7 +224,7 @@ class Columns(NamedTuple):
     """(batch, columns) bool: whether the column is on this rank; None if all are."""
 
     def of(self, scores: Tensor) -> Tensor:
-        """Their scores, (batch, columns); arbitrary for columns of other ranks."""
+        """The scores in these columns, (batch, columns); arbitrary for columns of other ranks."""
         return scores.gather(1, self.indices)
 
     def replaced(self, scores: Tensor, values: Tensor) -> Tensor:
@@ -251,8 +254,9 @@ class AllClasses:
         """Mark an input used by all shards (embeddings, a common bias)."""
         return values
 
-    total = shared
-    """The sum over the shards."""
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over the shards."""
+        return values
 
     def own(self, labels: Tensor) -> Columns:
         """The column of each row's label."""

@@ -100,8 +100,8 @@ class HAMSoftmaxOptions(LossOptions):
     scale: Positive = 30.0
     """Scale of the distances before the softmax."""
     curvature: Annotated[float, Ge(1.0), Le(1e6)] = 1.0
-    """Curvature: embeddings and centres stay within 1 / sqrt(curvature) of the origin (3 in
-    wespeaker's results)."""
+    """Curvature: embeddings and centres stay within 1 / sqrt(curvature) of the origin; wespeaker
+    reports results with 3."""
 
 
 class MetricOptions(LossOptions):
@@ -209,7 +209,8 @@ class CombinedOptions(MetricOptions):
     def _has_losses_of_both_kinds(self) -> "CombinedOptions":
         for kind, table in (("classification", CLASSIFICATIONS), ("metric", METRICS)):
             options = getattr(self, kind)
-            if type(options) is not lookup(table, options.name, f"{kind} loss").options:
+            named = lookup(table, options.name, f"{kind} loss")
+            if type(options) is not named.options:
                 raise ValueError(
                     f"{kind}: {type(options).__name__} does not belong to {options.name}"
                 )

@@ -99,7 +99,7 @@ def can_be_sharded(loss: SpeakerLoss) -> bool:
     """Whether the loss computes with the columns of one rank: ours do, and others whose own code
     uses `self.classes`.
 
-    Without it, code would take a label for a column, although a rank has only a share of the
+    Other code would mistake a label for the number of a column, but a rank has only some of the
     columns.
     """
     for kind in type(loss.head).__mro__:

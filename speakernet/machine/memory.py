@@ -123,7 +123,7 @@ def huge_pages() -> bool:
     )
 
 
-def keep_freed_memory(*, keeps: bool = True) -> bool:
+def keep_freed_memory(*, keeps: bool) -> bool:
     """Let the C library keep freed memory for the next step, or return every large tensor when it
     is freed.
 

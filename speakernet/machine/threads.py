@@ -24,7 +24,7 @@ PREEMPTION = getattr(signal, "SIGUSR1", None)
 
 # Ctrl-C, and the signal that job schedulers, `timeout` and container stops send before they kill.
 STOP_SIGNALS: list[signal.Signals] = [signal.SIGINT, signal.SIGTERM]
-STOP_SIGNALS += [number for number in (HANGUP, PREEMPTION) if number]
+STOP_SIGNALS += filter(None, [HANGUP, PREEMPTION])
 
 
 class Stopped(Exception):
@@ -46,8 +46,10 @@ def use_one_thread_after_fork() -> None:
 
 
 def lanes_of(device: torch.device | str) -> int:
-    """How many batches to process at once: one on a GPU, which processes them one after another."""
-    return min(MAX_LANES, torch.get_num_threads()) if torch.device(device).type == "cpu" else 1
+    """How many batches to process at once; a GPU would process them one after another."""
+    if torch.device(device).type != "cpu":
+        return 1
+    return min(MAX_LANES, torch.get_num_threads())
 
 
 def in_lanes(work: Callable[[Item], Result], items: Iterable[Item], count: int) -> Iterator[Result]:
@@ -67,8 +69,8 @@ def in_lanes(work: Callable[[Item], Result], items: Iterable[Item], count: int) 
         yield from map(work, items)
         return
     # Divided among the lanes, because more threads than cores slow all of them down.
-    threads = torch.get_num_threads()
-    share = max(1, threads // count)
+    num_threads = torch.get_num_threads()
+    share = max(1, num_threads // count)
     waiting: collections.deque[Future[Result]] = collections.deque()
     with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(share,)) as pool:
         try:
@@ -82,5 +84,6 @@ def in_lanes(work: Callable[[Item], Result], items: Iterable[Item], count: int) 
         finally:
             for future in waiting:
                 future.cancel()
-            # The number is per thread, but threads that start later inherit the last value set.
-            torch.set_num_threads(threads)
+            # torch keeps the number per thread, but a thread that starts later inherits the last
+            # one that any thread set.
+            torch.set_num_threads(num_threads)

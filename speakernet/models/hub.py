@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 
 HUB_SECONDS = 20.0
 NOTE = "first-fetched"
-"""File beside a repository's snapshots in the hub's cache: SHA-256 of the files of the first
-fetch."""
+"""Beginning of the name of a file beside a repository's snapshots in the hub's cache, which holds
+the SHA-256 that each file had when it was first fetched."""
 COMMIT = re.compile("[0-9a-f]{40}")
 SHA256 = re.compile("[0-9a-f]{64}")
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
@@ -33,10 +33,10 @@ def snapshot(name: str, revision: str, patterns: Sequence[str], what: str) -> Pa
     necessary.
 
     A branch such as `main` moves: a file that is not the one of the first fetch causes a warning.
+    Errors name the repository as `what`.
 
     Raises:
-        CheckpointError: no such repository, a private one, or neither a network nor a cached copy;
-            starts with `what`.
+        CheckpointError: no such repository, a private one, or neither a network nor a cached copy.
     """
     folder = _download(name, revision, patterns, what)
     if COMMIT.fullmatch(revision) is None:
@@ -45,6 +45,7 @@ def snapshot(name: str, revision: str, patterns: Sequence[str], what: str) -> Pa
 
 
 def _download(name: str, revision: str, patterns: Sequence[str], what: str) -> Path:
+    """The folder in the hub's cache, brought up to date if the hub can be reached."""
     download = partial(
         huggingface_hub.snapshot_download, name, revision=revision, allow_patterns=list(patterns)
     )
@@ -84,34 +85,32 @@ def _warn_of_changes(name: str, revision: str, folder: Path, patterns: Sequence[
     # models--OWNER--NAME/snapshots/COMMIT. The note lies beside the cache's own files, which do not
     # record what was fetched first.
     note = folder.parents[1] / f"{NOTE}-{revision.replace('/', '--')}.json"
-    first: dict[str, str] = {}
+    first_digests: dict[str, str] = {}
     if note.is_file():
         with reading(note, "the SHA-256 of fetched files", CheckpointError):
-            first = dict(json.loads(note.read_text("utf-8")))
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    names = [path.relative_to(folder).as_posix() for path in files]
-    digests = dict(zip(names, map(_digest_of, files), strict=True))
+            first_digests = dict(json.loads(note.read_text("utf-8")))
+    names = []
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            names.append(path.relative_to(folder).as_posix())
     for file_name in filter_repo_objects(names, allow_patterns=list(patterns)):
-        digest = digests[file_name]
-        if first.setdefault(file_name, digest) != digest:
+        digest = _digest_of(folder / file_name)
+        # A file that was not fetched before is noted now.
+        first_digest = first_digests.setdefault(file_name, digest)
+        if digest != first_digest:
+            digests = f"SHA-256 {digest} instead of {first_digest}"
             logger.warning(
-                "%s (%s): %s has changed since it was first fetched, and so may results; its "
-                "SHA-256 is %s instead of %s",
+                "%s (%s): %s has changed since it was first fetched, and so may results (%s); give "
+                "a commit as the revision to keep one version, or remove %s to accept the new one",
                 name,
                 revision,
                 file_name,
-                digest,
-                first[file_name],
-            )
-            logger.warning(
-                "%s: give a commit as the revision to keep one version, or remove %s to accept "
-                "the new one",
-                name,
+                digests,
                 note,
             )
     # A cache that cannot be written is no reason to refuse the model.
     with contextlib.suppress(OSError), atomic_write(note) as file:
-        json.dump(first, file, indent=1)
+        json.dump(first_digests, file, indent=1)
 
 
 def _digest_of(path: Path) -> str:
@@ -129,6 +128,7 @@ def push(name: str, files: Mapping[str, bytes | Path], *, is_private: bool) -> s
             huggingface_hub.CommitOperationAdd(path_in_repo=target, path_or_fileobj=content)
         )
     try:
+        # None leaves it to the hub: public, unless the organisation's default is private.
         api.create_repo(name, private=is_private or None, exist_ok=True)
         commit = api.create_commit(name, operations, commit_message=f"Add {', '.join(files)}")
     except Exception as error:

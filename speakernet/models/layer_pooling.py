@@ -51,10 +51,10 @@ class LayerSum(Pooling):
                 f"model.pooling_options.over_frames: {options.over_frames} pools over layers, not "
                 "frames; use TSTP"
             )
-        inner = create(component, component.options(), channels=channels)
-        super().__init__(inner.dim)
+        over_frames = create(component, component.options(), channels=channels)
+        super().__init__(over_frames.dim)
         self.weights = LayerWeights(layers)
-        self.over_frames = inner
+        self.over_frames = over_frames
 
     def forward(self, states: Tensor, lengths: Lengths = None) -> Tensor:
         """(batch, layers, channels, frames) to the output of the pooling over frames, (batch,
@@ -99,8 +99,8 @@ class MHFA(Pooling):
         keys = self.keys(self.key_weights(states).transpose(1, 2))  # (batch, frames, compression)
         values = self.values(self.value_weights(states).transpose(1, 2))
         if lengths is not None:
-            # Zeros past an utterance's end, like the convolution's padding past the end of the
-            # batch.
+            # Zeros past a shorter utterance's end, as the convolution's padding gives the longest
+            # one.
             keys = keys * valid_frames(lengths, keys.shape[1]).unsqueeze(2)
         logits = self.attention(keys.transpose(1, 2))  # (batch, heads, frames)
         weights = softmax_over_frames(logits, lengths)
@@ -124,9 +124,10 @@ class AdapterMFA(Pooling):
         super().__init__(2 * dim * layers)
         self.adapters = nn.ModuleList()
         for _ in range(layers):
-            first = nn.Linear(channels, dim)
             self.adapters.append(
-                nn.Sequential(first, nn.LayerNorm(dim), nn.ReLU(), nn.Linear(dim, dim))
+                nn.Sequential(
+                    nn.Linear(channels, dim), nn.LayerNorm(dim), nn.ReLU(), nn.Linear(dim, dim)
+                )
             )
         self.attentive = ChannelAttentivePooling(dim * layers, bottleneck=dim)
 

@@ -32,7 +32,7 @@ from speakernet.models.speaker_net import (
     strip_wrappers,
     without_spec_augment,
 )
-from speakernet.options import OUTSIDE, lookup
+from speakernet.options import PLUGIN_MODULES, lookup
 
 logger = logging.getLogger(__name__)
 
@@ -162,11 +162,11 @@ def model_of(
     with reading(path, "a model file of this program", CheckpointError), _in_float32():
         check_entries(contents, path)
         for module, digest in contents.get("components", {}).items():
-            if module not in OUTSIDE:
+            if module not in PLUGIN_MODULES:
                 raise CheckpointError(
                     f"{path} needs {module}.py, which is not loaded: give --plugin {module}.py"
                 )
-            if OUTSIDE[module][1] != digest:
+            if PLUGIN_MODULES[module][1] != digest:
                 logger.warning("%s was made with a different version of %s.py", path, module)
         weights = network_weights(contents, path)
         check_finite(weights, path)

@@ -30,7 +30,7 @@ MakeBlock = Callable[[int, int, Stride], nn.Module]
 """Makes a block from input channels, channels of the stage, and stride."""
 
 
-def make_shortcut(channels_in: int, channels: int, stride: Stride = (1, 1)) -> nn.Module:
+def make_shortcut(channels_in: int, channels: int, stride: Stride) -> nn.Module:
     """The identity, or a 1 x 1 convolution with batch norm if the shape changes.
 
     A block creates it last, because initial weights are drawn in the order of creation.

@@ -30,7 +30,14 @@ from speakernet.models.layers import (
     mask_frames,
 )
 from speakernet.models.options import MODELS, POOLINGS, ModelOptions, pooling_of
-from speakernet.options import OUTSIDE, SAMPLE_RATE, create, lookup, needs_outside, options_of
+from speakernet.options import (
+    PLUGIN_MODULES,
+    SAMPLE_RATE,
+    create,
+    lookup,
+    options_of,
+    plugin_digests,
+)
 from speakernet.random import derive_seed
 
 Net = TypeVar("Net", bound=nn.Module)
@@ -271,10 +278,10 @@ class SpeakerNet(nn.Module):
         }
         if self.adaptation_spec:
             spec["adaptation"] = self.adaptation_spec
-        if OUTSIDE:
+        if PLUGIN_MODULES:
             pooling = POOLINGS[pooling_of(model.name, model.pooling)]
             parts = (MODELS[model.name], pooling, FEATURES[self._frontend.name])
-            components = needs_outside(parts)
+            components = plugin_digests(parts)
             if components:
                 spec["components"] = components
         return spec

@@ -105,7 +105,7 @@ def _take_shares(module: nn.Module, state: dict[str, Any], prefix: str, *_others
     for name, parameter in module.named_parameters():
         share = share_of(parameter)
         whole = state.get(prefix + name)
-        # torch refuses any other number of rows and names the shapes.
+        # A tensor with other rows stays, and torch refuses it, naming the shapes.
         if share is not None and _has_rows(whole, share.num_rows):
             state[prefix + name] = share.take(whole)  # type: ignore[arg-type]
 
@@ -128,13 +128,17 @@ def total_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
 
     Gradients of whole parameters must be the same on every rank.
     """
-    whole: list[Tensor] = []
+    of_whole: list[Tensor] = []
     of_shares: list[Tensor] = []
     for parameter in parameters:
-        if parameter.grad is not None:
-            gradients = whole if share_of(parameter) is None else of_shares
-            gradients.append(local_part(parameter.grad))
-    norm = torch.nn.utils.get_total_norm(whole)
+        if parameter.grad is None:
+            continue
+        gradient = local_part(parameter.grad)
+        if share_of(parameter) is None:
+            of_whole.append(gradient)
+        else:
+            of_shares.append(gradient)
+    norm = torch.nn.utils.get_total_norm(of_whole)
     if not of_shares:
         return norm
     squares = torch.nn.utils.get_total_norm(of_shares).square()
@@ -156,23 +160,22 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if is_cut_by_torch(tensor) else tensor  # type: ignore[attr-defined, no-any-return]
 
 
-def join_state(state: dict, parameters: Iterable[nn.Parameter], *, back: bool = False) -> dict:
-    """An optimizer's state with joined moments of sharded parameters, whole on rank 0; every rank
-    must call it.
-
-    `back` does the reverse: it cuts a whole state down to this rank's shares.
+def convert_state(state: dict, parameters: Iterable[nn.Parameter], *, to_whole: bool) -> dict:
+    """An optimizer's state whose moments of sharded parameters are whole (on rank 0; every rank
+    must call it), or again only this rank's shares of whole ones.
     """
-    changed = dict(state)
+    converted = dict(state)
     for number, parameter in enumerate(parameters):
         share = share_of(parameter)
         if share is None or number not in state:
             continue
-        count, change = (share.num_rows, share.take) if back else (len(share.rows), share.join)
-        changed[number] = {}
+        num_rows = len(share.rows) if to_whole else share.num_rows
+        convert = share.join if to_whole else share.take
+        converted[number] = {}
         for name, value in state[number].items():
             # A step count is not a moment and has no rows.
-            changed[number][name] = change(value) if _has_rows(value, count) else value
-    return changed
+            converted[number][name] = convert(value) if _has_rows(value, num_rows) else value
+    return converted
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from speakernet.options import create, lookup
-from speakernet.parallel.sharding import is_cut_by_torch, join_state, parameters_of
+from speakernet.parallel.sharding import convert_state, is_cut_by_torch, parameters_of
 from speakernet.training.options import (
     OPTIMIZERS,
     AdamOptions,
@@ -176,7 +176,7 @@ class OptimizerState:
         it.
         """
         state = self.optimizer.state_dict()
-        state["state"] = join_state(state["state"], self._parameters)
+        state["state"] = convert_state(state["state"], self._parameters, to_whole=True)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -193,7 +193,7 @@ class OptimizerState:
         # torch takes the options from the state dictionary, so put the current ones there.
         for group, of_saved in zip(current, saved, strict=True):
             group["params"] = of_saved["params"]
-        moments = join_state(state["state"], self._parameters, back=True)
+        moments = convert_state(state["state"], self._parameters, to_whole=False)
         self.optimizer.load_state_dict({"state": moments, "param_groups": current})
         _fill_in_momentum(self.optimizer)
 

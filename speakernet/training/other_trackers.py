@@ -27,19 +27,19 @@ class MLflow(Tracker):
         # Without an address, runs are stored in files, which newer versions do only with this
         # switch.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        kept = folder / "mlflow.id"
-        known = kept.read_text("utf-8") if kept.exists() else None
+        id_file = folder / "mlflow.id"
+        run_id = id_file.read_text("utf-8") if id_file.exists() else None
         store = folder / "mlruns"
-        if known and not store.exists():
+        if run_id and not store.exists():
             # Before version 0.4.0, runs were stored in the working directory.
             store = Path("mlruns")
         self._mlflow.set_tracking_uri(
             os.environ.get("MLFLOW_TRACKING_URI") or store.absolute().as_uri()
         )
         self._mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT))
-        run = self._mlflow.start_run(known, run_name=folder.name)
-        if known is None:
-            kept.write_text(run.info.run_id, encoding="utf-8")
+        run = self._mlflow.start_run(run_id, run_name=folder.name)
+        if run_id is None:
+            id_file.write_text(run.info.run_id, encoding="utf-8")
             # Only once: MLflow refuses changed parameters, such as the epochs of a continued run.
             parameters = {}
             for section, options in configuration.items():
@@ -60,8 +60,9 @@ class MLflow(Tracker):
     ) -> None:
         """Log figures, and plots and model file as artifacts."""
         self.record("test", step, figures)
-        for path in (*plots, model):
-            self._mlflow.log_artifact(str(path), "plots" if path in plots else "model")
+        for path in plots:
+            self._mlflow.log_artifact(str(path), "plots")
+        self._mlflow.log_artifact(str(model), "model")
 
     def close(self) -> None:
         """Mark the run as finished."""
@@ -75,13 +76,13 @@ class WeightsAndBiases(Tracker):
 
     def __init__(self, folder: Path, configuration: Mapping[str, Any], step: int) -> None:
         self._wandb = importlib.import_module("wandb")
-        kept = folder / "wandb.id"
-        if not kept.exists():
-            kept.write_text(secrets.token_hex(4), encoding="utf-8")
+        id_file = folder / "wandb.id"
+        if not id_file.exists():
+            id_file.write_text(secrets.token_hex(4), encoding="utf-8")
         self._run = self._wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
             name=folder.name,
-            id=kept.read_text("utf-8").strip(),
+            id=id_file.read_text("utf-8").strip(),
             resume="allow",
             dir=folder,
             config=dict(configuration) or None,

@@ -24,7 +24,7 @@ MEANS = ("loss", "accuracy_percent", "grad_norm")
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """One stage of a run, and what the caller does at its points."""
+    """One stage of a run: facts for the log and its files, and functions of the caller."""
 
     name: str = ""
     """Name in the log and in model files; empty if the run has a single stage."""
@@ -103,13 +103,14 @@ class TrainingState:
         """Restore saved values; fields that only one of two versions has are ignored."""
         # Checkpoints of all versions have to load: fields may come and go, but a name must keep its
         # meaning.
-        own = vars(self)
+        fields = vars(self)
         for name, value in values.items():
-            name = "micro_batch" if name == "batch" else name
-            if name in own:
-                own[name] = value
+            if name == "batch":
+                name = "micro_batch"
+            if name in fields:
+                fields[name] = value
 
-    def epochs_done(self, options: TrainingOptions) -> bool:
+    def has_finished_epochs(self, options: TrainingOptions) -> bool:
         """Whether all epochs are trained and evaluated, or the run stopped early."""
         # The options are those of this start, so a finished run continues if max_epochs is raised.
         has_all = self.epoch >= options.max_epochs or self.stopped_early
@@ -117,7 +118,8 @@ class TrainingState:
 
     def is_finished(self, options: TrainingOptions) -> bool:
         """Whether nothing is left to do, including the average of the last checkpoints."""
-        return self.epochs_done(options) and (self.averaged or options.average_checkpoints == 0)
+        has_average = self.averaged or options.average_checkpoints == 0
+        return self.has_finished_epochs(options) and has_average
 
     def set_best(self, eer_percent: float, epoch: int, stage: str) -> None:
         """Remember which model best.pt holds."""
@@ -160,11 +162,14 @@ class RecentSteps:
             return
         waiting = self.waiting
         self.waiting = []
-        columns = [torch.stack([*map(torch.Tensor.float, taken.results)]) for _, taken in waiting]
-        rows = torch.stack(columns).tolist()  # the one synchronisation: (steps, 5)
+        rows = []
+        for _, outcome in waiting:
+            rows.append(torch.stack([value.float() for value in outcome.results]))
+        fetched = torch.stack(rows).tolist()  # the one synchronisation: (steps, 5)
         loss_scale = float(precision.scale)
         # In the order of the steps: a good step ends a streak of bad ones.
-        for (step, outcome), (*means, is_bad, loss_is_bad) in zip(waiting, rows, strict=True):
+        for (step, outcome), values in zip(waiting, fetched, strict=True):
+            *means, is_bad, loss_is_bad = values
             # One bad step would make the mean of the whole epoch NaN.
             if not is_bad:
                 state.bad_streak = 0
@@ -172,12 +177,10 @@ class RecentSteps:
                 state.epoch_accuracy_sum += means[1]
                 state.epoch_good_steps += 1
                 self._good.append(means)
-            # In fp16 the scale rises until a gradient overflows, so some steps are undone by
-            # design. They count as bad only if the loss itself is not finite, or the scale is too
-            # small to be the cause.
+            # In fp16 the scale rises until a gradient overflows, and is halved then, so some steps
+            # are undone by design. They count as bad only if the loss itself is not finite, or the
+            # scale is too small to be the cause.
             elif precision.scales and not loss_is_bad and loss_scale >= 1.0:
-                # An overflow under a large loss scale: the scale has been halved and the run
-                # continues.
                 state.overflows += 1
             else:
                 self._count_bad(state, step, outcome, means)

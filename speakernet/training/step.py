@@ -173,13 +173,13 @@ class TrainingStep:
         self.forget()
 
     def record(self, recorder: Recorder) -> None:
-        """Take steps by this recorder (`recording.StepRecorder`)."""
+        """From now on, let a recorder (`recording.StepRecorder`) take the steps."""
         self._recorder = recorder
         # torch's fused kernels skip the update of a bad step on any device.
         self._skips_on_device = self.is_fused
 
     def listen_to(self, wishes: Wishes) -> None:
-        """Ask this function after each step what this rank wishes: to stop, and to save."""
+        """Call this function after each step: does this rank wish to stop, and to save?"""
         self.exchange.wishes = wishes
 
     @property
@@ -188,10 +188,11 @@ class TrainingStep:
         return self._numbers is not None or bool(self._held)
 
     # The story of a step. Each micro-batch is embedded, its loss weighted by its number of
-    # utterances, and its gradients added to those before (`add`). Then everything happens once
-    # (`finish`): gradients are divided by the sum of the weights and clipped in one kernel, and the
-    # weights move, unless loss or gradients are not finite. Then the step is undone: the weights
-    # stay, and batch-norm statistics, which the forward pass has moved already, are put back.
+    # utterances, and its gradients added to those of the micro-batches before it (`add`). The rest
+    # happens once (`finish`): gradients are divided by the sum of those weights and clipped in one
+    # kernel, and the network is updated. If loss or gradients are not finite, the step is undone
+    # instead: the network keeps its weights, and batch-norm statistics, which the forward pass has
+    # changed already, are restored.
     #
     # On a GPU none of this waits for the device, which decides by itself whether a step was bad;
     # the trainer reads the numbers of many steps at once. A recorded step does the same by one
@@ -211,26 +212,26 @@ class TrainingStep:
         """
         begin = time.perf_counter()
         processor_begin = time.thread_time()
-        loading_seconds = passing_seconds = loading_processor = 0.0
+        loading_seconds = passing_seconds = loading_processor_seconds = 0.0
         results = None
         num_utterances = 0
         indices = []
         for number in range(count):
-            start = time.perf_counter()
-            processor_start = time.thread_time()
+            loading_begin = time.perf_counter()
+            loading_processor_begin = time.thread_time()
             distributed.work.at(f"the data of {name}")
             with record_function("speakernet.data"):
                 batch = next(batches)
-            loading_processor += time.thread_time() - processor_start
-            loaded = time.perf_counter()
+            loading_processor_seconds += time.thread_time() - loading_processor_begin
+            passing_begin = time.perf_counter()
+            loading_seconds += passing_begin - loading_begin
             distributed.work.at(name)
             num_utterances += sum(batch.rank_sizes)
             indices.append(batch.indices)
             results = self._recorder(batch, learning_rate)
             if results is None:
                 self.add(batch, is_last=number + 1 == count)
-            loading_seconds += loaded - start
-            passing_seconds += time.perf_counter() - loaded
+            passing_seconds += time.perf_counter() - passing_begin
         update_begin = time.perf_counter()
         if results is None:
             with record_function("speakernet.optimizer"):
@@ -241,13 +242,13 @@ class TrainingStep:
             "forward_backward": passing_seconds,
             "optimizer": time.perf_counter() - update_begin,
         }
-        if self.threads.most > 1:
-            self.threads.step(
-                passing_seconds + seconds["optimizer"],
-                time.thread_time() - processor_begin - loading_processor,
-                num_utterances,
-                is_compiled=self.compiler.is_compiled,
-            )
+        processor_seconds = time.thread_time() - processor_begin
+        self.threads.step(
+            passing_seconds + seconds["optimizer"],
+            processor_seconds - loading_processor_seconds,
+            num_utterances,
+            is_compiled=self.compiler.is_compiled,
+        )
         if self.profiler is not None:
             self.profiler.step()
         if self.compiler.is_observing:
@@ -276,18 +277,22 @@ class TrainingStep:
             self.add_announced(batch, is_last=is_last)
 
     def add_announced(self, batch: PlainBatch, *, is_last: bool = True) -> None:
-        """Forward and backward pass after the batch's draws were announced."""
+        """Forward and backward pass; `announce` has given its numbers to each component that
+        draws.
+        """
         if self._numbers is None:
             self.guard.remember()
         # A loss that compares utterances, or whose head is sharded, is computed on every rank from
         # all of them.
         sees_all = self.loss.sees_all_ranks
-        all_utterances = sum(batch.rank_sizes)
-        counted = all_utterances if sees_all else len(batch.labels)
-        if not self._weight_unit:
-            self._weight_unit = counted if sees_all else all_utterances / len(batch.rank_sizes)
+        counted = sum(batch.rank_sizes)
+        unit = float(counted)
+        if not sees_all:
+            counted = len(batch.labels)
+            unit /= len(batch.rank_sizes)
         # Weighted by number of utterances relative to the first micro-batch, so that fp16 gradients
         # keep their scale.
+        self._weight_unit = self._weight_unit or unit
         weight = counted / self._weight_unit
         with self.exchange.micro_batch(is_last):
             with record_function("speakernet.forward"), self.precision.autocast():
@@ -311,14 +316,14 @@ class TrainingStep:
         return self.update()
 
     def update(self) -> Results:
-        """`finish` with the rates in the parameter groups and all gradients computed."""
+        """The part of `finish` after learning rates and gradients are in place."""
         assert self._numbers is not None, "a micro-batch was added"
         weight, loss_sum, accuracy_sum = self.exchange.totals(self._numbers)
         loss = loss_sum / weight
         accuracy = accuracy_sum / weight
         # Dividing once at the end also handles a smaller last micro-batch.
         divisor = self.precision.scale * weight
-        gradients = [weights.grad for weights in self._parameters if weights.grad is not None]
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         if self.is_sharded:
             norm = total_norm(self._parameters)
             gradients = [local_part(gradient) for gradient in gradients]
@@ -396,6 +401,7 @@ class TrainingStep:
         return self.loss(embeddings, labels)
 
     def _record_numbers(self, loss: Tensor, accuracy: Tensor, weight: float) -> Tensor:
+        """Add the numbers of a micro-batch to those of the step, and return them."""
         means = torch.stack([loss.detach().float(), accuracy.detach().float()])
         numbers = torch.cat([means.new_full((1,), weight), means * weight])
         self._numbers = numbers if self._numbers is None else self._numbers + numbers
@@ -406,6 +412,7 @@ class TrainingStep:
         them by batch.
         """
         random_states = []
+        # The embeddings of each micro-batch, the leaves of the loss's graph.
         leaves = []
         with torch.no_grad(), self.precision.autocast():
             for batch in self._held:
@@ -425,14 +432,15 @@ class TrainingStep:
             value, accuracy = self._compute_loss(torch.cat(rows), torch.cat(labels))
         numbers = self._record_numbers(value, accuracy, 1.0)
         head = [parameter for parameter in self.loss.parameters() if parameter.requires_grad]
-        slopes = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             value * self.precision.scale, [*leaves, *head], allow_unused=True
         )
+        head_gradients = gradients[len(leaves) :]
         after_loss = capture_random_state()
-        is_learning = any(parameter.requires_grad for parameter in self.net.parameters())
+        net_is_trained = any(parameter.requires_grad for parameter in self.net.parameters())
         for number, batch in enumerate(self._held):
             is_last = number == len(self._held) - 1
-            if not (is_learning or is_last):
+            if not (net_is_trained or is_last):
                 # The network is frozen, and the head already has its gradient.
                 continue
             # Draw the same dropout and masks as in the first pass, or the gradient would belong to
@@ -441,13 +449,16 @@ class TrainingStep:
             with self.exchange.micro_batch(is_last):
                 self.key_draws(batch)
                 with self.precision.autocast():
-                    again = self.exchange.embed(batch.waveforms)
-                # The backward pass of these sums of products propagates the gradients found above.
-                sums = [(again * slopes[number]).sum()] if is_learning else []
+                    embeddings = self.exchange.embed(batch.waveforms)
+                # The backward pass of these sums of products propagates the gradients from above.
+                sums = []
+                if net_is_trained:
+                    sums.append((embeddings * gradients[number]).sum())
                 if is_last:
-                    for weights, slope in zip(head, slopes[len(leaves) :], strict=True):
-                        if slope is not None:
-                            sums.append((weights * slope).sum())
+                    for parameter, gradient in zip(head, head_gradients, strict=True):
+                        if gradient is not None:
+                            sums.append((parameter * gradient).sum())
+                # Those of the whole step, which ranks exchange once.
                 sent = numbers if is_last else torch.zeros_like(numbers)
                 self.exchange.backward(torch.stack(sums).sum(), sent, is_last=is_last)
         restore_random_state(after_loss)

@@ -38,8 +38,8 @@ TEST_FIGURES = (
 
 
 class Tracker:
-    """What every tracker offers; it is made of a run folder, the configuration (empty after
-    training) and the step after which it continues.
+    """What every tracker offers. Its constructor takes the run folder, the configuration (empty
+    after training) and the step after which it continues.
     """
 
     def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
@@ -84,7 +84,8 @@ class Trackers(Tracker):
         for name in list(self.names):
             try:
                 if name not in self._open:
-                    make = pkgutil.resolve_name(TRACKERS[name][1])
+                    _, location = TRACKERS[name]
+                    make = pkgutil.resolve_name(location)
                     self._open[name] = make(self.folder, self.configuration, self.step)
                 call(self._open[name])
             except Exception as error:
@@ -108,8 +109,8 @@ def scalars(kind: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]
         # A tracker has no intervals, so each becomes two curves.
         elif isinstance(value, list | tuple) and len(value) == 2:
             yield from scalars(tag, {"low": value[0], "high": value[1]})
-        # `bool` first, because Python counts it as an integer.
-        elif isinstance(value, bool) or not isinstance(value, int | float):
+        # Python counts a `bool` as an integer.
+        elif isinstance(value, bool):
             continue
-        elif math.isfinite(value):
+        elif isinstance(value, int | float) and math.isfinite(value):
             yield tag, value

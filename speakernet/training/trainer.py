@@ -167,7 +167,7 @@ class Trainer:
             self.save_last()
             self.stop.agree()
             self._end_if_stopped()
-        while not state.epochs_done(self.options):
+        while not state.has_finished_epochs(self.options):
             if not state.awaits_evaluation:
                 self.train_epoch()
             self.judge_epoch()
@@ -489,7 +489,7 @@ class Trainer:
         if patience == 0 or state.evaluations_without_gain < patience:
             state.stopped_early = False
         # If max_epochs was raised, there will be other checkpoints to average.
-        state.averaged = state.averaged and state.epochs_done(self.options)
+        state.averaged = state.averaged and state.has_finished_epochs(self.options)
         if state.micro_batch:
             self.loader.set_epoch(state.epoch)
             try:

@@ -114,4 +114,4 @@ def test_compare(options, tiny_corpus, capsys, tmp_path):
     assert list(epochs) == ["original", "optimised"]
     assert all(min(figures.values()) > 0 for figures in epochs.values())
     output = capsys.readouterr().out
-    assert "| optimised | " in output and "overall speed-up: " in output
+    assert "| optimised | " in output

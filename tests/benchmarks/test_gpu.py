@@ -8,7 +8,6 @@ import torch
 from benchmarks import gpu
 from benchmarks.on_gpu import end_to_end, several, step_costs
 from benchmarks.on_gpu.record import left_out, row
-from benchmarks.on_gpu.roofline import Operation, OperationCounter, least_seconds
 from speakernet.models.options import MODELS
 
 CPU = torch.device("cpu")
@@ -42,7 +41,7 @@ def test_correctness(folder, monkeypatch):
 
 @pytest.mark.slow
 def test_every_other_part_runs(folder):
-    for part in ("steps", "launches", "roofline", "pipeline", "evaluation", "ranks"):
+    for part in ("steps", "launches", "pipeline", "evaluation", "ranks"):
         figures = run(folder, part)
     assert {"hardware", "quick", "device"} < set(figures)
     parts = {
@@ -50,46 +49,14 @@ def test_every_other_part_runs(folder):
         for part, content in figures["parts"].items()
     }
     steps = parts["steps"]
-    assert steps["ResNet, eager"]["peak_bytes"] > 0 and steps["ResNet, bf16"]["step_seconds"] > 0
-    assert steps["ResNet, all"]["reason"] == "needs a CUDA device"
+    assert steps["ResNet, eager"]["peak_bytes"] > 0
+    assert steps["ResNet, bf16, channels_last, recorded"]["reason"] == "needs a CUDA device"
     measured = [row for row in parts["pipeline"].values() if "reason" not in row]
-    assert {"packed, cold page cache", "packed, 60,000 RIRs"} < {row["name"] for row in measured}
     assert all(row["utterances_per_second"] > 0 for row in measured)
     assert all(0 <= row["data_wait_share"] < 1 for row in measured)
-    of_roof = parts["roofline"]["ResNet, eager"]
-    share = of_roof["least_seconds"] / of_roof["step_seconds"]
-    assert of_roof["roofline_share"] == pytest.approx(share) and of_roof["mfu"] > 0
     ranks = parts["ranks"]
     assert ranks["2 processes, own norms"]["utterances_per_second"] > 0 and len(ranks) == 3
     assert parts["launches"]["kernel launches"]["reason"] == "needs a CUDA device"
-
-
-def test_counted_operations():
-    left = torch.randn(8, 16, requires_grad=True)
-    right = torch.randn(16, 4)
-    with OperationCounter() as counter:
-        (left.t().t() @ right).sum().backward()
-    products = [operation for operation in counter.operations if operation.flop]
-    # The product and its gradient; of the rest, the sum reads 32 numbers and writes one, and its
-    # gradient is expanded and read as one.
-    assert [operation.flop for operation in products] == [2 * 8 * 16 * 4] * 2
-    assert products[0].num_bytes == 4 * (8 * 16 + 16 * 4 + 8 * 4)
-    assert counter.operations[1].num_bytes == 4 * (8 * 4 + 1)
-
-
-def test_least_seconds():
-    """A convolution whose peak is twice the product's, and a copy bound by bandwidth."""
-    net = torch.nn.Sequential(torch.nn.Conv1d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(4, 2))
-    with OperationCounter("tf32") as counter:
-        net(torch.randn(1, 1, 4))
-    arithmetics = [operation.arithmetic for operation in counter.operations if operation.flop]
-    assert arithmetics == ["tf32", "float32"]
-    operations = [
-        Operation(8.0, 1, "tf32"),
-        Operation(8.0, 1, "float32"),
-        Operation(0.0, 300, "float32"),
-    ]
-    assert least_seconds(operations, {"tf32": 4.0, "float32": 2.0}, 100.0) == 2.0 + 4.0 + 3.0
 
 
 def test_finished_parts(tmp_path, monkeypatch, capsys):

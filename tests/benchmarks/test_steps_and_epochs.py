@@ -12,7 +12,7 @@ def small():
     return classic_config(config_from_dict({"runtime": runtime}))
 
 
-@pytest.mark.parametrize("name", [PLAIN, BY_HAND, "none", "default + checkpointing"])
+@pytest.mark.parametrize("name", [PLAIN, BY_HAND, "none", "default"])
 def test_steps_of_variants_run(name, tmp_path):
     step = make_step(small(), name, tmp_path, batch_size=2)
     step()

@@ -11,7 +11,7 @@ import yaml
 from speakernet.cli import main
 from speakernet.config import components
 from speakernet.losses.options import LOSSES
-from speakernet.options import OUTSIDE
+from speakernet.options import PLUGIN_MODULES
 from tests.tiny_recipe import write_recipe
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "components.md").read_text(encoding="utf-8")
@@ -28,9 +28,9 @@ def restore_tables(monkeypatch):
     for kind, table in components.TABLES.items():
         table.clear()
         table.update(before[kind])
-    for name in OUTSIDE:
+    for name in PLUGIN_MODULES:
         del sys.modules[name]
-    OUTSIDE.clear()
+    PLUGIN_MODULES.clear()
 
 
 @pytest.fixture
@@ -55,11 +55,11 @@ def test_example(tiny_corpus, tmp_path, parts, capsys, caplog):
     out = str(tmp_path / "embeddings.npz")
     embed = f"embed {recording} --model {run}/best.pt --out {out}".split()
     assert main([*embed, "--plugin", str(parts)]) == 0
-    known = dict(OUTSIDE)
-    OUTSIDE.clear()
+    known = dict(PLUGIN_MODULES)
+    PLUGIN_MODULES.clear()
     assert main(embed) == 1
     assert "--plugin my_parts.py" in capsys.readouterr().err
-    OUTSIDE.update({name: (text, "0" * 64) for name, (text, _) in known.items()})
+    PLUGIN_MODULES.update({name: (text, "0" * 64) for name, (text, _) in known.items()})
     caplog.clear()
     assert main(embed) == 0
     assert "different version of my_parts.py" in caplog.text
@@ -74,7 +74,7 @@ def test_rows(parts, capsys, monkeypatch):
         "from my_parts import *\nCOMPONENTS = {'pooling': {}}\n"
     )
     components.add_installed([EntryPoint("one", "package_of_parts", "speakernet.components")])
-    assert set(OUTSIDE) == {"my_parts", "package_of_parts"}
+    assert set(PLUGIN_MODULES) == {"my_parts", "package_of_parts"}
     words = "--model.pooling_options.powr 4 --model.pooling Power"
     assert main(["show-config", "--plugin", str(parts), *words.split()])
     assert "powr" in capsys.readouterr().err
@@ -106,7 +106,7 @@ def test_mistakes(tmp_path, capsys, text, words):
     path.write_text(text)
     sys.modules.pop("broken_parts", None)
     assert main(["list", "--plugin", str(path)]) == 2
-    assert words in capsys.readouterr().err and not OUTSIDE
+    assert words in capsys.readouterr().err and not PLUGIN_MODULES
 
 
 @pytest.mark.parametrize("name", ["absent.py", "my-parts.py", "yaml.py"])

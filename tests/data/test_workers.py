@@ -174,7 +174,7 @@ def test_end_of_the_parent(tiny_corpus, end):
 
 
 @pytest.mark.parametrize(("idle_share", "expected"), [(0.5, 4), (0.0, 1)])
-def test_workers_follow_waiting(tiny_corpus, monkeypatch, idle_share, expected):
+def test_workers_grow_if_training_waits(tiny_corpus, monkeypatch, idle_share, expected):
     alone = worker_loader(tiny_corpus, num_workers=0, batch_size=2)
     batches = [batch.waveforms.clone() for batch in alone]
     make = BatchMaker.make

@@ -22,7 +22,7 @@ from speakernet.evaluation.scoring import VERIFYING, Backend, Plda, verifying_ba
 from speakernet.evaluation.several import (
     SeveralRecordings,
     fit_several,
-    several_of_people,
+    fit_several_on_people,
 )
 from speakernet.evaluation.speakers import speakers_of
 from speakernet.inference.decision import DecisionRule
@@ -175,7 +175,7 @@ def test_thresholds_hold_for_several(random, number):
     units, people = voices(random, 120, 6)
     scores = units @ units.T
     threshold = np.quantile(scores[people[:, None] != people], 0.99)
-    several = several_of_people(units, people, None)
+    several = fit_several_on_people(units, people, None)
     assert several is not None
     # Other people; each is enrolled with the first recordings.
     units, people = voices(random, 300, 6)

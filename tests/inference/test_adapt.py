@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose
 
 import speakernet
 from speakernet.assembly.evaluation import run_evaluation
-from speakernet.assembly.in_browser import RUNTIME, page_files
+from speakernet.assembly.in_browser import RUNTIME_FILES, page_files
 from speakernet.assembly.inputs import Inputs
 from speakernet.checkpoint import read_checkpoint
 from speakernet.config import load_config
@@ -238,7 +238,7 @@ def test_telephones(voices, tmp_path, monkeypatch, call, succeed):
     # The mean was fitted on the same embeddings.
     assert np.abs(expected.numpy().mean(axis=0)).max() < 1e-4
     # The page in a browser cannot find speech.
-    for name in RUNTIME:
+    for name in RUNTIME_FILES:
         (tmp_path / name).touch()
     with pytest.raises(ValueError, match=r"m.adapted.pt: .* repeated to 16 s"):
         page_files(done.path, tmp_path)

@@ -17,7 +17,7 @@ from speakernet.losses.options import (
 )
 from speakernet.losses.sharded import shard as shard_classes
 from speakernet.options import create
-from speakernet.parallel.sharding import join_state, parameters_of, share_of, total_norm
+from speakernet.parallel.sharding import convert_state, parameters_of, share_of, total_norm
 
 DIM = 6
 CLASSES = 11
@@ -104,7 +104,9 @@ def compare(options, rank):
             note(name, left, right)
     # All ranks call it, and rank 0 gets the whole head.
     state = shard.state_dict()
-    moments = join_state(own_optimizer.state_dict()["state"], parameters_of(own_optimizer))
+    moments = convert_state(
+        own_optimizer.state_dict()["state"], parameters_of(own_optimizer), to_whole=True
+    )
     if rank == 0:
         for name, tensor in whole.state_dict().items():
             note("weights", tensor.float(), state[name].float())
@@ -129,7 +131,7 @@ def _loads_into_shares(whole, options, moments, rank):
     shard_classes(fresh, rank, 2)
     fresh.load_state_dict(saved)
     parameters = parameters_of(optimizer_over(net, fresh))
-    taken = join_state(moments, parameters, back=True)
+    taken = convert_state(moments, parameters, to_whole=False)
     shards = [
         (name, parameter)
         for name, parameter in fresh.named_parameters()

@@ -50,9 +50,9 @@ ROOM_KINDS: dict[str, tuple[tuple[float, float], tuple[float, float]]] = {
 
 def draw_room_response(
     generator: Generator,
-    kind: str = "smallroom",
+    kind: str,
     *,
-    distance_metres: tuple[float, float] = (0.3, 2.5),
+    distance_metres: tuple[float, float],
 ) -> ndarray:
     """RIR of a random room of this kind, from a talker to a microphone; (samples,) float32, direct
     path 1.

@@ -42,7 +42,7 @@ from speakernet.machine.facts import usable_cores
 CLASSIC_POWER_FLOOR = 1e-4  # voxceleb_trainer adds it to every power
 # -100 dB relative to full scale: keeps the ratio of silent speech or noise finite.
 POWER_FLOOR = 1e-10
-MIN_FFT_ROWS = 2  # transforming a single row takes four times as long as each of two rows
+MIN_FFT_ROWS = 2  # a single row is 4x slower than each of two rows
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from speakernet.evaluation.files import (
     LLR_COLUMN,
     Decisions,
     RunData,
-    described,
+    describe_threshold,
     is_number,
 )
 from speakernet.evaluation.fitting import named_thresholds
@@ -210,7 +210,7 @@ def kept_threshold(run: RunData) -> DecisionThreshold | None:
     )
     name = "threshold used by verify" if is_of_verify else "calibrated threshold"
     point = OperatingPoint(used["threshold"], misses, false_accepts)
-    return DecisionThreshold(name, described(used), point)
+    return DecisionThreshold(name, describe_threshold(used), point)
 
 
 def _test_lists(name: str, reported: Results, others: Mapping[str, GroupResult]) -> Card:

@@ -1,4 +1,4 @@
-"""What a request must pass before it is computed: sender, token, size, time, and room for it."""
+"""The checks that a request passes before it is computed: sender, token, size, time, capacity."""
 
 import asyncio
 import collections
@@ -22,30 +22,30 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 MEBIBYTE = 1 << 20
 HEADER_SECONDS = 10.0
 """Time limit for the headers of a request."""
-# Windows has no sysconf.
-DESCRIPTORS = os.sysconf("SC_OPEN_MAX") if hasattr(os, "sysconf") else 1024
-MAX_WITHOUT_HEADERS = min(512, DESCRIPTORS // 2)
+# Files and connections that this process may have open; Windows has no sysconf.
+MAX_OPEN = os.sysconf("SC_OPEN_MAX") if hasattr(os, "sysconf") else 1024
+MAX_WITHOUT_HEADERS = min(512, MAX_OPEN // 2)
 """Maximum number of connections that wait for headers; beyond it, the one that has waited longest
 is closed."""
 GRAPH = "model.onnx"
+"""The network, which the page runs in the browser."""
 DETECTOR = "speech.onnx"
-"""Graphs that the page runs: the network, and silero-vad."""
-RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
-"""Files of onnxruntime-web."""
+"""Likewise silero-vad, which finds speech."""
+RUNTIME_FILES = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
+"""Files of onnxruntime-web, with which the page runs both."""
 PAGE_PATHS = frozenset(
     {"/", "/page.css", "/page.js", "/recorder.js", "/in_browser.js", "/speech.js"}
 )
-OPEN_PATHS = PAGE_PATHS | {"/health", *(f"/{name}" for name in RUNTIME)}
+OPEN_PATHS = PAGE_PATHS | {"/health", *(f"/{name}" for name in RUNTIME_FILES)}
 """Served without a token, since they contain no personal data."""
 DEADLINE: ContextVar[float] = ContextVar("DEADLINE")
 """When the current request times out, on the clock of `time.monotonic`."""
 SAFE_HEADERS = (
     (
         b"content-security-policy",
-        b"default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; connect-src "
-        b"'self'; "
-        b"media-src blob:; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors "
-        b"'none'",
+        b"default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; "
+        b"connect-src 'self'; media-src blob:; img-src data:; base-uri 'none'; "
+        b"form-action 'none'; frame-ancestors 'none'",
     ),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -152,12 +152,13 @@ class _Body:
             self._budget.take(size)
             self.num_bytes += size
             self._messages.append(message)
-            # A client that disconnects sends no more either.
+            # The message about a lost connection has no `more_body`: it is the last one, and the
+            # application handles it.
             is_complete = not message.get("more_body", False)
 
     async def receive(self) -> Message:
         """The next piece, as an ASGI application expects it."""
-        # Not kept: the application makes its own copy.
+        # Each piece is dropped when it is handed over: the application makes its own copy.
         return self._messages.popleft() if self._messages else await self._receive_from_network()
 
 
@@ -205,10 +206,11 @@ class Guard:
             DEADLINE.set(time.monotonic() + limits.answer_seconds)
             async with self.slots:
                 await asyncio.wait_for(self.app(scope, body.receive, answer), limits.answer_seconds)
-        except (ApiError, asyncio.TimeoutError) as error:
-            refusal = error if isinstance(error, ApiError) else too_slow(limits)
-            # Through `answer`, so that a refusal has the safe headers too.
+        # Through `answer`, so that a refusal has the safe headers too.
+        except ApiError as refusal:
             await refusal.response()(scope, receive, answer)
+        except asyncio.TimeoutError:
+            await too_slow(limits).response()(scope, receive, answer)
         finally:
             self.budget.take(-body.num_bytes)
 
@@ -217,9 +219,11 @@ class Guard:
         arrival = asyncio.ensure_future(body.collect())
         self._arriving[arrival] = None
         if len(self._arriving) > self.limits.arriving:
-            next(iter(self._arriving)).cancel()
+            oldest = next(iter(self._arriving))
+            oldest.cancel()
         try:
-            # Returns on a cancelled arrival too, unlike awaiting it.
+            # A later request may cancel the arrival. Awaiting the arrival itself would then raise
+            # CancelledError, as if this request were cancelled.
             await asyncio.wait({arrival})
             if arrival.cancelled():
                 raise not_received(self.limits)
@@ -229,11 +233,13 @@ class Guard:
             del self._arriving[arrival]
 
     def _check_sender(self, scope: Scope, headers: Headers) -> None:
+        # A browser adds these headers for the page that sends the request; other programs do not.
         origin = headers.get("origin")
-        is_foreign = origin is not None and origin.partition("://")[2] != headers.get("host")
-        is_foreign |= headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
-        # Links from other sites to our page are harmless.
-        if is_foreign and (scope["method"], scope["path"], origin) != ("GET", "/", None):
+        has_other_origin = origin is not None and origin.partition("://")[2] != headers.get("host")
+        is_cross_site = headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+        # Links from other sites to our page are harmless; browsers send no origin for them.
+        is_link = origin is None and (scope["method"], scope["path"]) == ("GET", "/")
+        if (has_other_origin or is_cross_site) and not is_link:
             raise ApiError(403, "foreign_page", "pages from other sites may not use this server")
         if self.token and scope["path"] not in OPEN_PATHS:
             sent_token = headers.get("authorization", "").removeprefix("Bearer ").strip()
@@ -252,6 +258,7 @@ class TimedProtocol(H11Protocol):
     """uvicorn's HTTP protocol with a time limit on the headers of each request."""
 
     waiting: ClassVar[dict[H11Protocol, asyncio.TimerHandle]] = {}
+    """Connections that wait for headers, oldest first, with the timer that closes each."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -263,6 +270,7 @@ class TimedProtocol(H11Protocol):
 
     def handle_events(self) -> None:
         super().handle_events()
+        # uvicorn begins a cycle of request and response when the headers are complete.
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop_waiting()
 
@@ -275,8 +283,6 @@ class TimedProtocol(H11Protocol):
         # uvicorn itself waits for the headers of a request without a limit.
         self.waiting[self] = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
         if len(self.waiting) > MAX_WITHOUT_HEADERS:
-            # Dictionaries keep their order, so the first connection is the one that has waited
-            # longest.
             oldest = next(iter(self.waiting))
             self.waiting.pop(oldest).cancel()
             oldest.transport.abort()
@@ -293,9 +299,10 @@ def is_new(record: logging.LogRecord) -> bool:
     """Filter out messages logged before, since a client can trigger the same one any number of
     times.
     """
-    num_before = len(_logged)
+    if record.msg in _logged:
+        return False
     _logged.add(record.msg)
-    return len(_logged) > num_before
+    return True
 
 
 def busy(reason: str) -> ApiError:

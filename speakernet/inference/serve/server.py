@@ -515,7 +515,7 @@ def read_token(address: Address, file: Path | None) -> str:
     return token
 
 
-def make_app(service: Service, token: bytes = b"", announcement: str = "") -> FastAPI:
+def make_app(service: Service, token: bytes, announcement: str) -> FastAPI:
     """The application; it prints the announcement when it is ready, and closes the service when it
     ends.
     """

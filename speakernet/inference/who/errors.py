@@ -50,7 +50,7 @@ class DiarizationErrors:
         rates = 100 * np.concatenate([error_rates, jaccard_rate], axis=-1)
         return np.where(sums[..., [TOTAL]] > 0, rates, np.nan)
 
-    def false_alarm_seconds(self, rows: slice = slice(None)) -> float:
+    def false_alarm_seconds(self, rows: slice) -> float:
         """Seconds of false alarms in the chosen recordings."""
         return float(self.parts[rows, FALSE_ALARM].sum())
 

@@ -16,7 +16,7 @@ from speakernet.inference.who.rttm import EXCLUSIVE, rttm_lines
 
 SUFFIXES = (".rttm", f"{EXCLUSIVE}.rttm", ".html", ".json")
 WRITTEN = "written"
-"""Key in the JSON of which recording the files describe, and their SHA-256."""
+"""Key in the JSON of the recording's path and the SHA-256 of every other file."""
 PAGE = Path(__file__).with_name("page") / "who.html"
 MAX_PAGE_SECONDS = 1800.0
 """The page contains recordings up to this length (about 30 MB of FLAC) and links to the file of a
@@ -52,9 +52,9 @@ def page_of(conversation: Conversation, recording: Recording) -> str:
     return PAGE.read_text(encoding="utf-8").replace("__AUDIO__", source).replace("__DATA__", data)
 
 
-def written_before(folder: Path, recording: str, suffixes: Sequence[str] = ()) -> dict[Path, bool]:
-    """The files of a recording in a folder, and whether `write_files` wrote them for it and nobody
-    changed them.
+def find_outputs(folder: Path, recording: str, further_suffixes: Sequence[str]) -> dict[Path, bool]:
+    """The files of a recording in a folder, each with whether `write_files` wrote it for this
+    recording and nobody changed it since.
 
     The JSON holds the path of the recording and the SHA-256 of the other files. Another recording
     with the same name, and turns that were corrected by hand, are therefore not replaced.
@@ -62,13 +62,13 @@ def written_before(folder: Path, recording: str, suffixes: Sequence[str] = ()) -
     name = name_of(recording)
     description = folder / f"{name}.json"
     known = dict[str, str]()
-    # Anything may lie at this name; what is not our description does not vouch for any file.
+    # Any file may have this name; if it is not a description of ours, no file counts as written.
     with contextlib.suppress(FileError, ValueError, KeyError, TypeError):
         with reading(description, "JSON of this command"), open_text(description) as file:
             written = json.load(file)[WRITTEN]
         if Path(written["recording"]) == Path(recording).absolute():
             known = {**written["files"], description.name: sha256_of(description)}
-    paths = [folder / f"{name}{suffix}" for suffix in (*SUFFIXES, *suffixes)]
+    paths = [folder / f"{name}{suffix}" for suffix in (*SUFFIXES, *further_suffixes)]
     return {path: path.is_file() and sha256_of(path) == known.get(path.name) for path in paths}
 
 
@@ -76,23 +76,23 @@ def write_files(
     folder: Path,
     conversation: Conversation,
     recording: Recording,
-    transcript: Mapping[str, str] | None = None,
+    transcript: Mapping[str, str] | None,
 ) -> list[Path]:
     """Write all files, each one atomically; returns their paths."""
     name = name_of(conversation.recording)
     contents = {
-        f"{name}.rttm": _lines(rttm_lines(name, conversation.turns)),
-        f"{name}{EXCLUSIVE}.rttm": _lines(rttm_lines(name, conversation.exclusive)),
+        f"{name}.rttm": _join_lines(rttm_lines(name, conversation.turns)),
+        f"{name}{EXCLUSIVE}.rttm": _join_lines(rttm_lines(name, conversation.exclusive)),
         f"{name}.html": page_of(conversation, recording),
     }
     for suffix, text in (transcript or {}).items():
         contents[f"{name}.transcript{suffix}"] = text
     digests = {}
-    # The description comes last, so that every file it lists exists.
     for file_name, content in contents.items():
         digests[file_name] = hashlib.sha256(content.encode()).hexdigest()
     written = {"recording": str(Path(conversation.recording).absolute()), "files": digests}
     description = {**to_plain(conversation), WRITTEN: written}
+    # Written last, so that every file it lists exists.
     contents[f"{name}.json"] = json.dumps(description, ensure_ascii=False, indent=1) + "\n"
     paths = []
     for file_name, content in contents.items():
@@ -102,5 +102,5 @@ def write_files(
     return paths
 
 
-def _lines(lines: Sequence[str]) -> str:
+def _join_lines(lines: Sequence[str]) -> str:
     return "".join(f"{line}\n" for line in lines)

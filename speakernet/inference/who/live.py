@@ -156,9 +156,9 @@ def print_turns(
     max_speakers: int | None,
 ) -> list[str]:
     """Print `begin end speaker` as each turn of a piped WAV ends; returns the last lines."""
-    info, begun = open_piped(file)
+    info, first_bytes = open_piped(file)
     live = LiveSpeakers(verifier, info.sample_rate, store, limits, max_speakers)
-    for chunk in chunks_of(file, info, begun):
+    for chunk in chunks_of(file, info, first_bytes):
         for turn in live.add(chunk):
             print(line_of(turn), flush=True)
     return [line_of(turn) for turn in live.finish()]

@@ -37,7 +37,7 @@ class Transcript:
 
 
 class SpeakerTimes:
-    """Tells who speaks most in a stretch of time.
+    """Finds who speaks most in a stretch of time.
 
     >>> times = SpeakerTimes([Turn(0.0, 2.0, "Ada"), Turn(2.0, 5.0, "Bo"), Turn(5.0, 7.5, "Ada")])
     >>> times.between(0.0, 7.5), times.between(1.5, 2.1), times.between(9.0, 9.5)
@@ -57,13 +57,15 @@ class SpeakerTimes:
         """
         if not self._names:
             return None
-        # A word may lie in a pause, because two programs disagree about where words end; then the
-        # nearest speaker is the best guess.
-        shared = np.minimum(self._stops, stop) - np.maximum(self._starts, start)
-        seconds = np.bincount(self._speakers, weights=np.maximum(shared, 0.0))
-        return self._names[
-            seconds.argmax() if seconds.max() > 0 else self._speakers[shared.argmax()]
-        ]
+        # Seconds that each turn overlaps with the stretch; below 0 for the gap between them.
+        overlaps = np.minimum(self._stops, stop) - np.maximum(self._starts, start)
+        seconds = np.bincount(self._speakers, weights=np.maximum(overlaps, 0.0))
+        speaker = seconds.argmax()
+        if seconds[speaker] == 0:
+            # A word may lie in a pause, because two programs disagree about where words end; then
+            # the nearest speaker is the best guess.
+            speaker = self._speakers[overlaps.argmax()]
+        return self._names[speaker]
 
 
 def read_transcript(path: Path) -> Transcript:
@@ -100,8 +102,8 @@ def label_transcript(transcript: Transcript, turns: Sequence[Turn]) -> str:
 
 
 def _lists(content: Any) -> Iterator[tuple[list[dict[str, Any]], dict[str, Any] | None]]:
-    """Each list of segments or words, and the segment that its words belong to, which comes
-    first.
+    """Each list of segments or words, with the segment if it is the words of one; segments come
+    before their words.
     """
     if isinstance(content, list):
         yield content, None
@@ -109,6 +111,7 @@ def _lists(content: Any) -> Iterator[tuple[list[dict[str, Any]], dict[str, Any] 
     for name in TIMED_LISTS:
         elements = content.get(name) or []
         yield elements, None
+        # Only segments have words.
         for element in elements:
             yield element.get("words") or [], element
 
@@ -133,14 +136,15 @@ def _times(element: dict[str, Any]) -> tuple[float, float] | None:
         return None
     if start is None or end is None:
         raise ValueError(f"{str(element)[:60]} has only one of `start` and `end`")
-    if not (math.isfinite(float(start)) and float(end) >= float(start)):
+    start, end = float(start), float(end)
+    if not (math.isfinite(start) and end >= start):
         raise ValueError(f"{str(element)[:60]} ends before it starts")
-    return float(start), float(end)
+    return start, end
 
 
 def _label(elements: list[dict[str, Any]], times: SpeakerTimes, default: str | None) -> None:
     """Write the speaker into each element; one without times gets that of the element before it, or
-    of the next.
+    of the next, or `default`.
     """
     speakers = []
     for element in elements:
@@ -149,7 +153,8 @@ def _label(elements: list[dict[str, Any]], times: SpeakerTimes, default: str | N
     # Words before the first one with times go to the first speaker.
     latest = next((speaker for speaker in speakers if speaker is not None), default)
     for element, speaker in zip(elements, speakers, strict=True):
-        latest = latest if speaker is None else speaker
+        if speaker is not None:
+            latest = speaker
         element["speaker"] = latest
 
 

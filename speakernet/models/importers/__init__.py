@@ -22,10 +22,10 @@ from speakernet.models.importers import (
 )
 from speakernet.models.importers.weights import (
     Describe,
-    Described,
-    Translated,
+    NetworkDescription,
+    TranslatedWeights,
     Weights,
-    bare,
+    find_state_dict,
     rename_all,
 )
 from speakernet.models.options import MODELS
@@ -47,7 +47,7 @@ TOOLKITS = (voxceleb_trainer.SOURCE, *PUBLISHED)
 MISFITS = (ValueError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError)
 
 
-def translate(contents: Any, net: SpeakerNet, path: str | Path) -> Translated:
+def translate(contents: Any, net: SpeakerNet, path: str | Path) -> TranslatedWeights:
     """A checkpoint's weights under the names of `net`; only voxceleb_trainer's can be used without
     importing them.
     """
@@ -93,12 +93,12 @@ def import_network(
     # reads sizes from them, `_fit` renames all tensors and compares them with a network of these
     # sizes that takes no memory, and only then the network is built. So a wrong guess is noticed
     # before anything is loaded, and no part of a file is dropped in silence.
-    weights = bare(contents, path)
+    weights = find_state_dict(contents, path)
     check_finite(weights, path)
     try:
-        described = _describe(format, format.models(contents), name, weights)
-        renamed, unused = _fit(format, described, weights, path)
-        net = _build(format, described)
+        description = _describe(format, format.models(contents), name, weights)
+        renamed, unused = _fit(format, description, weights, path)
+        net = _build(format, description)
     except CheckpointError:
         raise
     except MISFITS as error:
@@ -113,7 +113,7 @@ def import_network(
 
 def _describe(
     format: ModuleType, models: Mapping[str, Describe], name: str, weights: Weights
-) -> Described:
+) -> NetworkDescription:
     if name in models:
         return models[name](weights)
     if name not in MODELS:
@@ -123,46 +123,46 @@ def _describe(
     # One of our names: several of the toolkit's models may become it, so the shapes decide.
     for describe in models.values():
         try:
-            described = describe(weights)
+            description = describe(weights)
         except MISFITS:
             continue
-        if described.model == name:
-            return described
+        if description.model == name:
+            return description
     raise ValueError(f"no model of {format.SOURCE} with these tensors is {name}")
 
 
-def _build(format: ModuleType, described: Described) -> SpeakerNet:
-    options = dict(format.FRONT_END if described.front_end is None else described.front_end)
+def _build(format: ModuleType, description: NetworkDescription) -> SpeakerNet:
+    options = dict(format.FRONT_END if description.front_end is None else description.front_end)
     front_end = options.pop("name")
-    if described.num_mels:
-        options["num_mels"] = described.num_mels
+    if description.num_mels:
+        options["num_mels"] = description.num_mels
     return SpeakerNet.named(
-        described.model,
-        described.pooling,
-        described.embedding_dim,
-        described.options,
+        description.model,
+        description.pooling,
+        description.embedding_dim,
+        description.options,
         front_end,
         options,
-        pooling_options=described.pooling_options,
+        pooling_options=description.pooling_options,
     )
 
 
 def _fit(
-    format: ModuleType, described: Described, weights: Weights, path: str | Path
+    format: ModuleType, description: NetworkDescription, weights: Weights, path: str | Path
 ) -> tuple[dict[str, Any], list[str]]:
     """The weights under our names, and the unused ones; the comparison allocates no memory for a
     network.
     """
     # Any front end works for comparing tensors; this one can be built without memory.
-    front_end = {"name": "fbank" if described.num_mels else "raw"}
+    front_end = {"name": "fbank" if description.num_mels else "raw"}
     with torch.device("meta"):
-        net = _build(format, dataclasses.replace(described, front_end=front_end))
+        net = _build(format, dataclasses.replace(description, front_end=front_end))
     ours = net.state_dict()
     for name in list(ours):
         # Foreign files contain no state of the front end, nor of a backbone's filterbank.
         if name.startswith(("front_end.", "trunk.fbank.")):
             del ours[name]
-    renamed, unused = rename_all(weights, described.rules, format.UNUSED, ours)
+    renamed, unused = rename_all(weights, description.rules, format.UNUSED, ours)
     check_fits(renamed, ours, path)
     return renamed, unused
 
@@ -171,7 +171,7 @@ def find_fitting(contents: Mapping[str, Any], path: str | Path) -> Iterator[str]
     """Options of `import-weights` for each toolkit's first model whose tensors match the file."""
     for source, format in PUBLISHED.items():
         try:
-            weights = bare(contents, path)
+            weights = find_state_dict(contents, path)
             models = format.models(contents)
         except MISFITS:
             continue
@@ -188,7 +188,7 @@ def find_fitting(contents: Mapping[str, Any], path: str | Path) -> Iterator[str]
 __all__ = [
     "PUBLISHED",
     "TOOLKITS",
-    "Translated",
+    "TranslatedWeights",
     "find_fitting",
     "import_network",
     "translate",

@@ -12,10 +12,10 @@ from typing import Any
 
 from speakernet.models.importers.weights import (
     Describe,
-    Described,
+    NetworkDescription,
     Weights,
+    embedding_dim_of,
     first_shape,
-    last_dim,
     rules_of,
 )
 
@@ -65,7 +65,7 @@ RULES = rules_of(
 )
 
 
-def _wavlm_mhfa(weights: Weights) -> Described:
+def _wavlm_mhfa(weights: Weights) -> NetworkDescription:
     weights = {name.removeprefix("speaker_extractor."): value for name, value in weights.items()}
     extractor = "model.feature_extractor.conv_layers."
     channels_out: list[int] = []
@@ -104,10 +104,10 @@ def _wavlm_mhfa(weights: Weights) -> Described:
         "heads": first_shape(weights, "back_end.att_head.weight")[0],
         "compression": first_shape(weights, "back_end.cmp_linear_k.weight")[0],
     }
-    return Described(
+    return NetworkDescription(
         "Pretrained",
         RULES,
-        last_dim(weights, "back_end.pooling_fc"),
+        embedding_dim_of(weights, "back_end.pooling_fc"),
         0,
         "MHFA",
         {"config": config, "normalize": "off"},

@@ -51,9 +51,8 @@ def read_plda(path: str | Path) -> ForeignPlda:
     """
     with reading(path, EXPECTED, CheckpointError):
         content = _content(path)
-        if content.startswith(HDF5):
-            transform, offset, between = _read_hdf5(path)
-        else:
+        is_kaldi = not content.startswith(HDF5)
+        if is_kaldi:
             if START not in content[:16]:
                 raise CheckpointError(f"{path} is not a PLDA; expected {EXPECTED}")
             arrays = _arrays(content, path)
@@ -65,8 +64,10 @@ def read_plda(path: str | Path) -> ForeignPlda:
             # (dim,), (dim, dim), (dim,)
             mean, transform, between = arrays
             offset = -transform @ mean
+        else:
+            transform, offset, between = _read_hdf5(path)
         _check(path, transform, offset, between)
-    return ForeignPlda(transform, offset, between, is_kaldi=not content.startswith(HDF5))
+    return ForeignPlda(transform, offset, between, is_kaldi)
 
 
 def read_array(path: str | Path) -> ndarray:
@@ -92,16 +93,16 @@ def _content(path: str | Path) -> bytes:
     return content
 
 
-def _check(path: str | Path, transform: ndarray, *vectors: ndarray) -> None:
+def _check(path: str | Path, transform: ndarray, offset: ndarray, between: ndarray) -> None:
     is_plda = transform.size > 0 and np.isfinite(transform).all()
-    for vector in vectors:
+    for vector in (offset, between):
         is_plda &= vector.ndim == 1 and transform.shape == (vector.size, vector.size)
         is_plda &= np.isfinite(vector).all()
     if not is_plda:
         raise CheckpointError(
             f"{path}: expected the arrays of a PLDA, with consistent sizes and finite numbers"
         )
-    if (vectors[-1] < 0).any():
+    if (between < 0).any():
         raise CheckpointError(f"{path}: negative between-speaker variances; expected 0 or more")
 
 
@@ -109,17 +110,18 @@ def _arrays(content: bytes, path: str | Path) -> list[ndarray]:
     """All vectors and matrices, in order, in float64."""
     if not content.startswith(BINARY):
         return _parse_arrays(content.decode("ascii"))
-    # Binary: the tokens <Plda> and </Plda> around arrays. An array starts with its kind, F or D for
-    # 32 or 64 bits and V or M for vector or matrix, then has its sizes and its values by rows.
+    # Binary: the tokens <Plda> and </Plda> around arrays. An array starts with F or D for 32 or 64
+    # bits, and V or M for vector or matrix; then come its sizes and its values by rows.
     arrays = []
     place = len(BINARY)
     while place < len(content):
-        if content[place:].startswith((START, END)):
+        if content.startswith((START, END), place):
+            # A space follows the bracket.
             place = content.index(b">", place) + 2
             continue
-        kind = content[place : place + 1]
+        dtype = TYPES.get(content[place : place + 1])
         form = content[place + 1 : place + 3]
-        if kind not in TYPES or form not in (b"V ", b"M "):
+        if dtype is None or form not in (b"V ", b"M "):
             raise CheckpointError(
                 f"{path}: found {content[place : place + 3]!r} at byte {place}; expected {EXPECTED}"
             )
@@ -129,17 +131,18 @@ def _arrays(content: bytes, path: str | Path) -> list[ndarray]:
         for _ in range(2 if form == b"M " else 1):
             sizes.append(struct.unpack_from("<bi", content, place)[1])
             place += 5
-        # In Python's integers: damaged sizes could overflow those of numpy.
+        # Not numpy's product, which damaged sizes could overflow.
         count = math.prod(sizes)
+        num_bytes = count * dtype.itemsize
         # A damaged size must not allocate more than the file can hold.
-        if min(sizes) < 0 or count * TYPES[kind].itemsize > len(content) - place:
+        if min(sizes) < 0 or num_bytes > len(content) - place:
             raise CheckpointError(
                 f"{path} is truncated: it has fewer than the declared {count} numbers; copy it "
                 "again"
             )
-        values = np.frombuffer(content, TYPES[kind], count, place)
+        values = np.frombuffer(content, dtype, count, place)
         arrays.append(values.astype(np.float64).reshape(sizes))
-        place += count * TYPES[kind].itemsize
+        place += num_bytes
     return arrays
 
 
@@ -165,6 +168,7 @@ def _read_hdf5(path: str | Path) -> tuple[ndarray, ndarray, ndarray]:
     with h5py.File(path, "r") as file:
         entries = [file["transform"], file["offset"], file["psi"]]
         sizes = [entry.size for entry in entries]
+        # As float64.
         if max(sizes) * 8 > MAX_BYTES:
             raise CheckpointError(f"{path} has arrays of {sizes} numbers, too large for a PLDA")
         transform, offset, between = (np.asarray(entry[()], dtype=np.float64) for entry in entries)

@@ -12,10 +12,10 @@ from typing import Any
 from speakernet.files import read_yaml_file
 from speakernet.models.importers.weights import (
     Describe,
-    Described,
+    NetworkDescription,
     Rules,
     Weights,
-    last_dim,
+    embedding_dim_of,
     rules_of,
 )
 from speakernet.models.options.redimnet import REDIMNET2S, REDIMNETS
@@ -123,7 +123,7 @@ def models(contents: Mapping[str, Any]) -> dict[str, Describe]:
     }
 
 
-def _describe(name: str, config: Mapping[str, Any], weights: Weights) -> Described:
+def _describe(name: str, config: Mapping[str, Any], weights: Weights) -> NetworkDescription:
     # The file does not name its architecture. The first entry of a stage is a stride along mels, or
     # in ReDimNet2 a pair of strides.
     first_stage = (config.get("stages_setup") or [[1]])[0]
@@ -136,10 +136,10 @@ def _describe(name: str, config: Mapping[str, Any], weights: Weights) -> Describ
     values = {**defaults, **config}
     options = _read_options(values, is_second)
     size = _find_size(name, REDIMNET2S if is_second else REDIMNETS, options)
-    return Described(
+    return NetworkDescription(
         size,
         RULES + (NORMED_LAYER if values["emb_bn"] else ONE_LAYER),
-        last_dim(weights, "linear"),
+        embedding_dim_of(weights, "linear"),
         values["F"],
         "GlobalASTP" if values["global_context_att"] else "ASTP",
         options,

@@ -7,10 +7,10 @@ from typing import Any
 
 from speakernet.models.importers.weights import (
     Describe,
-    Described,
+    NetworkDescription,
     Weights,
+    embedding_dim_of,
     first_shape,
-    last_dim,
     rules_of,
 )
 from speakernet.models.options.trunks import ECAPAS
@@ -19,6 +19,7 @@ from speakernet.options import default_of
 SOURCE = "speechbrain"
 # `Fbank` and `InputNormalization(norm_type="sentence", std_norm=False)` of its recipes.
 FRONT_END = {"name": "speechbrain", "normalize": "mean"}
+# Every tensor of a file belongs to the network.
 UNUSED: dict[str, str] = {}
 
 _RULES = rules_of(r"""
@@ -43,7 +44,7 @@ _RULES = rules_of(r"""
 """)
 
 
-def ecapa(weights: Weights) -> Described:
+def ecapa(weights: Weights) -> NetworkDescription:
     """ECAPA-TDNN of any width, with mirrored edges; 3D-Speaker uses the same definition and
     names.
     """
@@ -51,10 +52,17 @@ def ecapa(weights: Weights) -> Described:
     aggregate = first_shape(weights, "mfa.conv.conv.weight")[0]
     options = {"channels": channels, "aggregate_channels": aggregate, "speechbrain": True}
     model = "ECAPA_TDNN"
-    for name, size in ECAPAS.items():
-        if default_of(size, "channels") == channels:
+    for name, its_options in ECAPAS.items():
+        if default_of(its_options, "channels") == channels:
             model = name
-    return Described(model, _RULES, last_dim(weights, "fc.conv"), num_mels, "NormASTP", options)
+    return NetworkDescription(
+        model,
+        _RULES,
+        embedding_dim_of(weights, "fc.conv"),
+        num_mels,
+        pooling="NormASTP",
+        options=options,
+    )
 
 
 MODELS: dict[str, Describe] = {"ECAPA_TDNN": ecapa}

@@ -9,10 +9,10 @@ from typing import Any
 from speakernet.models.importers.speechbrain import ecapa
 from speakernet.models.importers.weights import (
     Describe,
-    Described,
+    NetworkDescription,
     Weights,
+    embedding_dim_of,
     first_shape,
-    last_dim,
     rules_of,
 )
 from speakernet.models.importers.wespeaker import (
@@ -40,22 +40,22 @@ _RULES = rules_of("""
 _RULES += FUSIONS + RES2
 
 
-def _campplus(weights: Weights) -> Described:
+def _campplus(weights: Weights) -> NetworkDescription:
     return dataclasses.replace(campplus(weights), pooling_options={"variance_floor": MIN_FLOOR})
 
 
-def _eres2net(weights: Weights) -> Described:
+def _eres2net(weights: Weights) -> NetworkDescription:
     channels = first_shape(weights, "conv1.weight")[0]
     return _fused("ERes2NetLarge" if channels == WIDTH_UNIT else "ERes2NetBase", weights)
 
 
-def _eres2net_v2(weights: Weights) -> Described:
+def _eres2net_v2(weights: Weights) -> NetworkDescription:
     # Only V2 fuses the last two stages alone; any other file is refused here.
     first_shape(weights, "layer3_ds.weight")
     return _fused("ERes2NetV2", weights)
 
 
-def _fused(model: str, weights: Weights) -> Described:
+def _fused(model: str, weights: Weights) -> NetworkDescription:
     channels = first_shape(weights, "conv1.weight")[0]
     width = first_shape(weights, "layer1.0.convs.0.weight")[0]
     options = {
@@ -69,9 +69,9 @@ def _fused(model: str, weights: Weights) -> Described:
     ends, layers = ends_of(weights)
     pooling = pooling_of(weights)
     floor = {"variance_floor": VARIANCE_FLOOR} if pooling == "TSTP" else {}
-    dim = last_dim(weights, "seg_1")
+    dim = embedding_dim_of(weights, "seg_1")
     options |= layers
-    return Described(model, _RULES + ends, dim, num_mels, pooling, options, floor)
+    return NetworkDescription(model, _RULES + ends, dim, num_mels, pooling, options, floor)
 
 
 MODELS: dict[str, Describe] = {

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from speakernet.checkpoint import CheckpointError
 from speakernet.models.importers.weights import (
-    Described,
+    NetworkDescription,
     Rules,
-    Translated,
+    TranslatedWeights,
     first_shape,
     rename,
     rules_of,
@@ -31,6 +31,7 @@ SOURCE = "voxceleb_trainer"
 # differ far more.
 CONSTANT_TOLERANCE = 1e-4
 
+# Their names and ours, as `rules_of` reads them.
 _RESIDUAL = rules_of(r"""
     conv1. trunk.conv1.
     bn1.   trunk.norm1.
@@ -119,8 +120,6 @@ HEAD_NAMES = {
     "angleproto.w": "angular.scale",
     "angleproto.b": "angular.bias",
 }
-
-
 # A tensor that identifies the architecture, tried in order; ResNets of other toolkits share most
 # names.
 _MARKS = {
@@ -167,7 +166,7 @@ def split_parts(
     return network, head, others
 
 
-def describe(contents: Mapping[str, Any]) -> Described:
+def describe(contents: Mapping[str, Any]) -> NetworkDescription:
     """The network of a checkpoint that `is_ours_to_read`, as far as its tensors determine it.
 
     The pooling is empty if they do not (VGGVox without attention); the mel bands are 0 without a
@@ -183,6 +182,7 @@ def describe(contents: Mapping[str, Any]) -> Described:
             num_mels = value.shape[1]
     if model == "VGGVox":
         pooling = "SAP" if "sap_linear.weight" in network else ""
+        # The network is not defined for other numbers.
         num_mels = 40
     elif model == "RawNet3":
         pooling = "ASP" if first_shape(network, "attention.3.weight")[0] == 1 else "ECA"
@@ -191,10 +191,10 @@ def describe(contents: Mapping[str, Any]) -> Described:
         # the channels with deviations.
         channels = first_shape(network, "sap_linear.weight", "attention.3.weight")[0]
         pooling = "ASP" if pooled == 2 * channels else "SAP"
-    return Described(model, RULES[model], embedding_dim, num_mels, pooling)
+    return NetworkDescription(model, RULES[model], embedding_dim, num_mels, pooling)
 
 
-def translate(contents: Mapping[str, Any], net: SpeakerNet, path: str | Path) -> Translated:
+def translate(contents: Mapping[str, Any], net: SpeakerNet, path: str | Path) -> TranslatedWeights:
     """The checkpoint's weights in the names of `net`."""
     network, head, others = split_parts(contents)
     model = recognize(network)
@@ -207,10 +207,10 @@ def translate(contents: Mapping[str, Any], net: SpeakerNet, path: str | Path) ->
     # features differ, which would spoil all scores without an error.
     weights: dict[str, Tensor] = {}
     for name, value in network.items():
-        constant = next((make for end, make in CONSTANTS.items() if name.endswith(end)), None)
+        suffix = next(filter(name.endswith, CONSTANTS), None)
         renamed = rename(name, RULES[model])
-        if constant is not None:
-            _check_constant(name, value, constant(net), path)
+        if suffix is not None:
+            _check_constant(name, value, CONSTANTS[suffix](net), path)
         elif renamed is None:
             others.append(f"{name} {tuple(value.shape)} (no such parameter in {model})")
         else:
@@ -219,7 +219,7 @@ def translate(contents: Mapping[str, Any], net: SpeakerNet, path: str | Path) ->
         # Their AM-softmax stores its head as (dim, classes).
         head["W"] = head["W"].T.contiguous()
     head = {HEAD_NAMES.get(name, name): value for name, value in head.items()}
-    return Translated(SOURCE, weights, head, others)
+    return TranslatedWeights(SOURCE, weights, head, others)
 
 
 def _check_constant(name: str, theirs: Tensor, ours: Tensor, path: str | Path) -> None:

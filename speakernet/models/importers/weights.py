@@ -1,4 +1,4 @@
-"""Renames state dictionaries of other toolkits and reads sizes from them."""
+"""Rename the weights of other toolkits, and read the sizes of their networks from them."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -18,18 +18,18 @@ Weights = Mapping[str, Tensor]
 
 
 @dataclass
-class Translated:
-    """A foreign checkpoint under our names."""
+class TranslatedWeights:
+    """The weights of a foreign checkpoint under our names."""
 
     source: str
     weights: dict[str, Tensor]
-    head_weights: dict[str, Tensor] = field(default_factory=dict)
-    not_loaded: list[str] = field(default_factory=list)
+    head_weights: dict[str, Tensor]
+    not_loaded: list[str]
 
 
 @dataclass(frozen=True)
-class Described:
-    """Everything that the names and shapes of a checkpoint determine about our network."""
+class NetworkDescription:
+    """What the names and shapes of a checkpoint determine about our network."""
 
     model: str
     rules: Rules
@@ -43,13 +43,13 @@ class Described:
     """Name and options; None for the toolkit's default."""
 
 
-Describe = Callable[[Weights], Described]
-"""Describes a state dictionary; raises an error if it has a different architecture."""
+Describe = Callable[[Weights], NetworkDescription]
+"""Describes the network of a state dictionary; raises an error for a different architecture."""
 
 
 def rules_of(lines: str, prefix: str = "") -> Rules:
-    r'''Rules from lines of a foreign name and ours; foreign names are patterns in which a dot is a
-    dot.
+    r'''Rules from lines of a foreign name and ours; foreign names are regular expressions in which
+    only a dot has no special meaning.
 
     A line that starts with `in` has the beginning of both names in the lines after it. `prefix` is
     the beginning of all foreign names.
@@ -63,8 +63,8 @@ def rules_of(lines: str, prefix: str = "") -> Rules:
     rules = []
     theirs = ours = ""
     for line in lines.strip().splitlines():
-        *heading, pattern, replacement = line.split()
-        if heading:
+        *first_word, pattern, replacement = line.split()
+        if first_word == ["in"]:
             theirs, ours = pattern, replacement
         else:
             pattern = (prefix + theirs + pattern).replace(".", r"\.")
@@ -92,33 +92,32 @@ def _add(match: re.Match[str]) -> str:
 
 
 def rename_all(
-    weights: Weights, rules: Rules, unused: Mapping[str, str], shapes: Mapping[str, Tensor]
+    weights: Weights, rules: Rules, unused: Mapping[str, str], ours: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Weights under our names (under their own if no rule matches), and those matching `unused`,
-    with the reason.
+    """Rename weights; returns them, and a list of those whose name matches a pattern in `unused`,
+    each with the reason.
 
-    `shapes` has our tensors: a foreign 1 x 1 convolution may be a linear layer here, or vice versa.
+    Weights get the shapes of our network's tensors, `ours`: a foreign 1 x 1 convolution may be a
+    linear layer here, or vice versa.
     """
     renamed: dict[str, Tensor] = {}
-    left: list[str] = []
+    not_loaded: list[str] = []
     for name, value in weights.items():
-        reason = next(
-            (reason for pattern, reason in unused.items() if re.search(pattern, name)), None
-        )
-        if reason is not None:
-            left.append(f"{name} ({reason})")
+        reasons = [reason for pattern, reason in unused.items() if re.search(pattern, name)]
+        if reasons:
+            not_loaded.append(f"{name} ({reasons[0]})")
             continue
         # A tensor without a rule keeps its name, so that the comparison with the network can name
         # it as unknown.
-        ours = rename(name, rules) or name
-        if ours in renamed:
-            raise ValueError(f"{name} and another tensor both become {ours}")
-        if ours in shapes:
-            shape = tuple(shapes[ours].shape)
+        new_name = rename(name, rules) or name
+        if new_name in renamed:
+            raise ValueError(f"{name} and another tensor both become {new_name}")
+        if new_name in ours:
+            shape = tuple(ours[new_name].shape)
             if (*shape, 1) == tuple(value.shape) or shape == (*value.shape, 1):
                 value = value.view(shape)  # (outputs, inputs) or (outputs, inputs, 1)
-        renamed[ours] = value
-    return renamed, left
+        renamed[new_name] = value
+    return renamed, not_loaded
 
 
 def first_shape(weights: Weights, *names: str) -> tuple[int, ...]:
@@ -129,14 +128,14 @@ def first_shape(weights: Weights, *names: str) -> tuple[int, ...]:
     raise ValueError(f"the checkpoint has none of the tensors {', '.join(names)}")
 
 
-def last_dim(weights: Weights, *names: str) -> int:
-    """The embedding size: the rows of the first of these layers that exists."""
-    return first_shape(weights, *(f"{name}.weight" for name in names))[0]
+def embedding_dim_of(weights: Weights, layer: str) -> int:
+    """The number of outputs of a layer, the network's last."""
+    return first_shape(weights, f"{layer}.weight")[0]
 
 
-def bare(contents: Mapping[str, Any], path: str | Path) -> dict[str, Tensor]:
-    """The state dictionary of a checkpoint, without wrapper prefixes."""
-    # Trainers wrap the weights in entries of these names, next to optimizer and schedule.
+def find_state_dict(contents: Mapping[str, Any], path: str | Path) -> dict[str, Tensor]:
+    """The state dictionary in a checkpoint, without wrapper prefixes."""
+    # Trainers keep the weights in an entry of one of these names, next to optimizer and schedule.
     for key in ("state_dict", "model_state_dict", "model", "embedding_model"):
         if isinstance(contents.get(key), Mapping):
             contents = contents[key]

@@ -13,11 +13,11 @@ from speakernet.models.importers.redimnet import RULES as REDIMNET2_RULES
 from speakernet.models.importers.redimnet import stage_rules
 from speakernet.models.importers.weights import (
     Describe,
-    Described,
+    NetworkDescription,
     Rules,
     Weights,
+    embedding_dim_of,
     first_shape,
-    last_dim,
     rules_of,
 )
 from speakernet.models.options.redimnet import REDIMNET2S, REDIMNETS
@@ -197,19 +197,19 @@ def pooled_width(weights: Weights) -> int:
     return first_shape(weights, "seg_1.weight", "bottleneck.weight")[1] // per_channel
 
 
-def _xvector(weights: Weights) -> Described:
+def _xvector(weights: Weights) -> NetworkDescription:
     channels, num_mels, _ = first_shape(weights, "frame_1.conv_1d.weight")
     options = {
         "channels": channels,
         "statistics_channels": first_shape(weights, "frame_5.conv_1d.weight")[0],
     }
     rules = _XVECTOR + POOLING + TWO_LAYERS
-    return Described(
-        "XVector", rules, last_dim(weights, "seg_2"), num_mels, pooling_of(weights), options
+    return NetworkDescription(
+        "XVector", rules, embedding_dim_of(weights, "seg_2"), num_mels, pooling_of(weights), options
     )
 
 
-def _ecapa(model: str, pooling: str, weights: Weights) -> Described:
+def _ecapa(model: str, pooling: str, weights: Weights) -> NetworkDescription:
     file_pooling = pooling_of(weights)
     # The two names differ in the attention's context; both may be configured with a different
     # pooling.
@@ -218,9 +218,9 @@ def _ecapa(model: str, pooling: str, weights: Weights) -> Described:
             f"its pooling is {file_pooling}; expected {pooling} in a model of this name"
         )
     ends, options = ends_of(weights)
-    dim = last_dim(weights, "linear")
+    dim = embedding_dim_of(weights, "linear")
     num_mels = first_shape(weights, "layer1.conv.weight")[1]
-    return Described(model, _ECAPA + ends, dim, num_mels, file_pooling, options)
+    return NetworkDescription(model, _ECAPA + ends, dim, num_mels, file_pooling, options)
 
 
 def _residual(
@@ -229,37 +229,39 @@ def _residual(
     weights: Weights,
     last: str = "layer4.0.shortcut.0.weight",
     mels_to_one: int = 8,
-) -> Described:
+) -> NetworkDescription:
     """A residual network whose last stage widens in the layer `last` and has one row per
     `mels_to_one` mel bands.
     """
     ends, options = ends_of(weights)
     # The pooling sees channels x rows; the channels are those of the last stage.
     num_mels = mels_to_one * pooled_width(weights) // first_shape(weights, last)[0]
-    dim = last_dim(weights, "seg_1")
-    return Described(model, rules + ends, dim, num_mels, pooling_of(weights), options)
+    dim = embedding_dim_of(weights, "seg_1")
+    return NetworkDescription(model, rules + ends, dim, num_mels, pooling_of(weights), options)
 
 
-def _gemini(model: str, weights: Weights) -> Described:
+def _gemini(model: str, weights: Weights) -> NetworkDescription:
     return _residual(model, _GEMINI, weights, "downsample_layers.4.0.weight", mels_to_one=16)
 
 
-def _simam(model: str, weights: Weights) -> Described:
+def _simam(model: str, weights: Weights) -> NetworkDescription:
     options = {"channels": first_shape(weights, "front.conv1.weight")[0]}
     last = first_shape(weights, "front.layer4.0.downsample.0.weight")[0]
     num_mels = 8 * pooled_width(weights) // last
-    return Described(model, SIMAM, last_dim(weights, "bottleneck"), num_mels, "ASP", options)
+    return NetworkDescription(
+        model, SIMAM, embedding_dim_of(weights, "bottleneck"), num_mels, "ASP", options
+    )
 
 
-def campplus(weights: Weights) -> Described:
+def campplus(weights: Weights) -> NetworkDescription:
     """CAM++; 3D-Speaker's definition differs only in the variance floor."""
-    dim = last_dim(weights, "xvector.dense.linear")
+    dim = embedding_dim_of(weights, "xvector.dense.linear")
     head = first_shape(weights, "head.conv1.weight")[0]
     num_mels = 8 * first_shape(weights, "xvector.tdnn.linear.weight")[1] // head
-    return Described("CAMPPlus", CAMPPLUS + POOLING, dim, num_mels, pooling_of(weights))
+    return NetworkDescription("CAMPPlus", CAMPPLUS + POOLING, dim, num_mels, pooling_of(weights))
 
 
-def _redimnet(model: str, weights: Weights) -> Described:
+def _redimnet(model: str, weights: Weights) -> NetworkDescription:
     ends, options = ends_of(weights)
     # One sum of maps for each stage and a last one for the head, in a single list; ours are with
     # the stages that use them.
@@ -276,22 +278,22 @@ def _redimnet(model: str, weights: Weights) -> Described:
     channels = first_shape(weights, "backbone.stem.0.weight")[0]
     num_mels = first_shape(weights, "backbone.inputs_weights.1")[2] // channels
     options["pooled_norm"] = False
-    dim = last_dim(weights, "seg_1")
-    return Described(model, rules, dim, num_mels, pooling_of(weights), options)
+    dim = embedding_dim_of(weights, "seg_1")
+    return NetworkDescription(model, rules, dim, num_mels, pooling_of(weights), options)
 
 
-def _redimnet2(model: str, weights: Weights) -> Described:
+def _redimnet2(model: str, weights: Weights) -> NetworkDescription:
     ends, options = ends_of(weights)
     channels = first_shape(weights, "backbone.stem.0.weight")[0]
     num_mels = first_shape(weights, "backbone.stage0.0.w")[2] // channels
-    dim = last_dim(weights, "linear")
+    dim = embedding_dim_of(weights, "linear")
     pooling = pooling_of(weights)
-    return Described(
+    return NetworkDescription(
         model, REDIMNET2_RULES + ends, dim, num_mels, pooling, options, front_end=TF_FRONT_END
     )
 
 
-def _w2vbert_adapter_mfa(weights: Weights) -> Described:
+def _w2vbert_adapter_mfa(weights: Weights) -> NetworkDescription:
     """w2v-BERT 2.0 with `AdapterMFA`, after the stage that merges its LoRA adapters."""
     if any(".lora_A." in name for name in weights):
         raise ValueError(
@@ -314,10 +316,10 @@ def _w2vbert_adapter_mfa(weights: Weights) -> Described:
         "left_max_position_embeddings": positions - 1 - W2VBERT_RIGHT,
         "right_max_position_embeddings": W2VBERT_RIGHT,
     }
-    return Described(
+    return NetworkDescription(
         "Pretrained",
         _W2VBERT_ADAPTER_MFA,
-        last_dim(weights, "bottleneck"),
+        embedding_dim_of(weights, "bottleneck"),
         0,
         "AdapterMFA",
         options={"config": config},

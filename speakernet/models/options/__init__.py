@@ -67,10 +67,11 @@ def pooling_of(model: str, pooling: str) -> str:
     name = trunk.poolings[0] if pooling == "auto" else pooling
     name = str(trunk.pooling_names.get(name, name))
     takes_layers = lookup(POOLINGS, name, "pooling").options.takes_layers
+    # The states of all layers need poolings of their own.
     if takes_layers != trunk.gives_layers:
         fitting = [
-            pooling
-            for pooling, component in POOLINGS.items()
+            other
+            for other, component in POOLINGS.items()
             if component.options.takes_layers == trunk.gives_layers
         ]
         raise ValueError(
@@ -106,6 +107,7 @@ class ModelOptions(Options):
         )
         for field, component, name in named:
             options = getattr(self, field)
+            # The base classes are the fields' defaults: nothing was given.
             if type(options) in (TrunkOptions, PoolingOptions):
                 object.__setattr__(self, field, component.options())
             elif type(options) is not component.options:

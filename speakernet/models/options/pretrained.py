@@ -11,7 +11,7 @@ from pydantic import Field
 from speakernet.models.options.trunks import Published, TrunkOptions
 from speakernet.options import InputPath, Share, Switch
 
-Layers = Annotated[int, Ge(0), Le(1000)]
+Count = Annotated[int, Ge(0), Le(1000)]
 
 
 class PretrainedOptions(TrunkOptions):
@@ -19,7 +19,7 @@ class PretrainedOptions(TrunkOptions):
     from transformers.
     """
 
-    published = Published("Chen et al. 2022 and others", 256, 0)
+    published = Published("Chen et al. 2022 and others", dim=256, mels=0)
     front_end_defaults: ClassVar = {"name": "raw"}
     poolings = ("MHFA", "LayerSum", "AdapterMFA")
     gives_layers = True
@@ -55,12 +55,12 @@ class PretrainedOptions(TrunkOptions):
     trained: Literal["nothing", "lora", "all"] = "nothing"
     """Trained part of the backbone: nothing, low-rank adapters merged at the end (LoRA, by peft),
     or its weights."""
-    trained_layers: Layers = 0
-    """With trained: all, train only this many layers from the top; 0: all layers and everything
+    trained_layers: Count = 0
+    """With `trained: all`, train only this many layers from the top; 0: all layers and everything
     below."""
-    unfreeze_epochs: Layers = 0
-    """With trained: all, epochs until one more layer is trained, from the top down; 0: all from the
-    first step."""
+    unfreeze_epochs: Count = 0
+    """With `trained: all`, epochs until one more layer is trained, from the top down; 0: all from
+    the first step."""
     layer_decay: Annotated[float, Gt(0.0), Le(1.0)] = 1.0
     """Learning-rate factor from each layer to the layer below, starting with 1 above the top
     layer."""
@@ -85,11 +85,11 @@ class PretrainedOptions(TrunkOptions):
 
     @property
     def has_adapters(self) -> bool:
-        """As set by `trained`."""
+        """See `TrunkOptions.has_adapters`."""
         return self.trained == "lora"
 
     def with_spare(self, path: str) -> "PretrainedOptions":
-        """These options, with `path` as the model file with the same backbone unless one is set."""
+        """These options, with `path` as `spare` unless it is set already."""
         return self.model_copy(update={"spare": self.spare or path})
 
     def problems(self) -> Iterator[tuple[str, str]]:
