@@ -111,10 +111,11 @@ def test_more_epochs(finished, copy, caplog, capsys):
     assert f"best model: {copy / 'best.pt'} (epoch " in " ".join(lines)
     # Options from the command line are only in the run's copy, so the next commands must name that
     # copy; they can be pasted into a shell although its name has a space.
-    for line, last in zip(lines[lines.index("next:") + 1 :], (copy / "best.pt", 6), strict=True):
-        words = shlex.split(line.rpartition("    ")[0])
+    printed = [line.rpartition("    ")[0] for line in lines[lines.index("next:") + 1 :]]
+    scoring, continuing = map(shlex.split, printed)
+    for words in (scoring, continuing):
         assert words[0] == "python" and words[2:4] == ["--config", str(copy / "config.yaml")]
-        assert words[-1] == str(last)
+    assert scoring[-1] == str(copy / "best.pt") and continuing[-1] == "6"
 
 
 @pytest.mark.parametrize("name", ["report.html", "best.pt", ""])

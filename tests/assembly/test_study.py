@@ -207,7 +207,9 @@ def test_documented_plans(repository, tmp_path):
 def test_real_runs(carry_out):
     small = yaml.safe_load("""
     data: {batch_size: 8, crop_frames: 50, num_workers: 0}
-    model: {embedding_dim: 8, options: {channels: 8, blocks: [1], stem_stride: 4}}
+    model:
+      embedding_dim: 8
+      options: {channels: 8, blocks: [1, 1], mel_strides: [1, 2], frame_strides: [2, 2]}
     training: {max_epochs: 1, test_interval: 1}
     evaluation: {bootstrap_samples: 0}
     """)

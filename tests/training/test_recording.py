@@ -244,7 +244,8 @@ def test_reasons_of_options(options, accumulation, reason):
     step = step_of()
     assert "CUDA" in why_not_recorded(step, RuntimeOptions(), 1)
     step.precision.device = torch.device("cuda")
-    assert why_not_recorded(step, RuntimeOptions(**options), accumulation).count(reason) == 1
+    found = why_not_recorded(step, RuntimeOptions(**options), accumulation)
+    assert reason in found and bool(reason) == bool(found)
 
 
 def test_reasons_of_a_step():

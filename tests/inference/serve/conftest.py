@@ -41,8 +41,8 @@ def models(tmp_path_factory, voices):
     mean = {"embedding_mean": rows.mean(0), "embedding_mean_of": {"embedding": "whole"}}
     folder = tmp_path_factory.mktemp("models")
     thresholds = [{"name": name, **threshold} for name in ("eer", "far_1%")]
-    scoring = {"calibration": {"fits": [fit]}, "thresholds": thresholds}
-    calibrated = write_model(folder / "calibrated.pt", net, **mean, **scoring)
+    entries = {"calibration": {"fits": [fit]}, "thresholds": thresholds}
+    calibrated = write_model(folder / "calibrated.pt", net, **mean, **entries)
     return calibrated, write_model(folder / "plain.pt", net, **mean)
 
 
