@@ -129,6 +129,7 @@ def test_features(verifier, model_path):
     assert_allclose(embeddings, expected, **ROUNDING)
     assert verifier.embed_features(torch.from_numpy(features)).shape == (2, 8)
     assert (verifier.embedding_dim, verifier.sample_rate, verifier.num_features) == (8, 16000, MELS)
+    assert "load" in dir(speakernet)
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     assert speakernet.load(str(model_path)).device.type == kind
 
@@ -232,6 +233,8 @@ def test_mean(model_path, tmp_path):
     # Without clipping, one of these has a cosine of 1.0000001 with itself.
     rows = np.random.default_rng(0).normal(size=(50, 8))
     assert max(crops.compare(row, row) for row in rows) <= 1.0
+    with pytest.raises(ValueError, match="NaN"):
+        whole.compare(np.full(8, np.nan), first)
     # A calibration from before the mean was stored does not hold.
     threshold = {"name": "eer", "threshold": 0.5, "backend": verifying_backend({}).describe(WHOLE)}
     old = with_mean("whole", thresholds=[threshold])
