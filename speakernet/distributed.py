@@ -1,4 +1,4 @@
-"""The rank of this process, and collectives that do nothing in one process.
+"""The rank of this process, how it ends, and collectives that do nothing in one process.
 
 torch.distributed is looked up, not imported: a process group runs only if it has been imported
 (`speakernet.parallel.group` starts and ends it), and a mistyped command fails without waiting for
@@ -29,6 +29,9 @@ class Work:
 
     count: int = 0
     name: str = "the start"
+    reports: bool | None = None
+    """Whether this rank prints the error that ends it, for the others too; None: the ranks were not
+    connected."""
 
     def at(self, name: str) -> None:
         """Record the piece of work that starts now."""
@@ -38,6 +41,12 @@ class Work:
 
 work = Work()
 """The progress of this process."""
+
+
+class CommandEnd(BaseException):
+    """An exception that sets the exit status of this process."""
+
+    exit_status = 1
 
 
 def is_distributed() -> bool:

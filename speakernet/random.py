@@ -5,9 +5,14 @@ depend on the number of workers or ranks.
 """
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Streams of the loader; those of augmentation start at 100 (`augment.augmenter`).
 START_STREAM = 1
@@ -16,6 +21,23 @@ VOICE_STREAM = 3
 REAL_STREAM = 4
 # 2^64 divided by the golden ratio: SplitMix64's step.
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+class DrawingPart(ABC):
+    """A part of a network that draws for each utterance, such as masks and dither."""
+
+    num_numbers: int
+    """Numbers for each utterance."""
+
+    @abstractmethod
+    def draw(self, key: int, rows: np.ndarray) -> np.ndarray:
+        """The numbers of a pass, float64 (batch, num_numbers) in [0, 1): of the epoch's key, and of
+        a number that keys each utterance's draws, (batch,).
+        """
+
+    @abstractmethod
+    def announce(self, numbers: "Tensor") -> None:
+        """Hand over what `draw` returned, on the device, for the next pass."""
 
 
 def seed_everything(seed: int) -> None:

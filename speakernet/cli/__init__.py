@@ -1,14 +1,8 @@
 """The command line: one table of commands, one short file per command, imported only when it is
 called.
 
-A command's module has `ARGUMENTS` (option names -> keyword arguments of `add_argument`; or a
-function `add_arguments(parser)`) and `run(arguments)`, which returns the lines to print or an exit
-status. An option with the type `output_path` names what the command writes: before it runs, its
-outputs are compared with all other arguments. A module whose outputs are not just these paths lists
-them with `outputs(arguments)`. With `TAKES_CONFIG = True` it also accepts `--config FILE` and every
-configuration option; they arrive in `arguments.config_arguments`. A module with `main(arguments)`
-instead parses its own arguments. `ERROR_STATUS` is the exit status after an error, for commands
-whose status 1 is an answer.
+`Command` is what a command's module declares. An option with the type `output_path` names what the
+command writes: before it runs, its outputs are compared with all other arguments.
 """
 
 import argparse
@@ -23,12 +17,12 @@ import os
 import select
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
-from speakernet.distributed import is_first, is_first_here
+from speakernet.distributed import CommandEnd, is_first, is_first_here, work
 from speakernet.files import check_outputs, is_own, read_secret
 from speakernet.machine.memory import HUGE_PAGES, is_out_of_memory
 from speakernet.terminal import TerminalHandler
@@ -128,6 +122,47 @@ EXTRAS = {
 """Library -> the extra that installs it; for all other libraries it is `export`."""
 
 
+class Command(Protocol):
+    """What the module of a command declares; only `run` has to be there."""
+
+    ARGUMENTS: Mapping[str, dict[str, Any]]
+    """Option names -> keyword arguments of `add_argument`."""
+    ACTIONS: Mapping[str, tuple[str, dict[str, dict[str, Any]]]]
+    """Of a corpus: name of an action -> what it does, and its arguments."""
+    TAKES_CONFIG: bool
+    """Whether it also accepts `--config FILE` and every configuration option, which arrive in
+    `arguments.config_arguments`."""
+    USAGE: str
+    """What follows the program's name in --help of a command that takes a configuration."""
+    PARSES_ITSELF: bool
+    """Whether `run` takes the words as they were given."""
+    ERROR_STATUS: int | None
+    """Exit status after an error, for a command whose status 1 is an answer."""
+    outputs: Callable[[argparse.Namespace], dict[Path, bool]] | None
+    """The files that the parsed arguments mean, and whether each may be replaced; None: the paths
+    of its options."""
+    run: Callable[[Any], Any]
+    """Takes the parsed arguments; returns the lines to print or an exit status."""
+
+
+UNDECLARED = {
+    "ARGUMENTS": {},
+    "ACTIONS": {},
+    "TAKES_CONFIG": False,
+    "USAGE": "--config FILE [--config FILE …] [--section.key VALUE …] [options below]",
+    "PARSES_ITSELF": False,
+    "ERROR_STATUS": None,
+    "outputs": None,
+}
+"""The values of what a module does not declare."""
+
+
+def load_command(module_name: str) -> Command:
+    """Import the module of a command."""
+    module = importlib.import_module(module_name)
+    return cast(Command, SimpleNamespace(**UNDECLARED | vars(module)))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; errors that the user can fix are printed without a traceback.
 
@@ -172,14 +207,10 @@ def run_command(module_name: str, program: str, arguments: Sequence[str]) -> int
     # Restored at the end, since a notebook may run several commands in one process.
     generations = gc.get_threshold()
     gc.set_threshold(YOUNG_OBJECTS, *generations[1:])
-    module = importlib.import_module(module_name)
-    # Where 1 is an answer, as in `verify`, errors have another status.
-    failed = getattr(module, "ERROR_STATUS", None)
+    command = load_command(module_name)
     try:
-        if hasattr(module, "main"):
-            result = module.main(arguments)
-        else:
-            result = module.run(_parse(module, program, arguments))
+        parsed = arguments if command.PARSES_ITSELF else _parse(command, program, arguments)
+        result = command.run(parsed)
         # Written only once the command has succeeded, so that a failed one prints no half answer.
         if isinstance(result, list):
             sys.stdout.writelines(f"{line}\n" for line in result)
@@ -188,7 +219,7 @@ def run_command(module_name: str, program: str, arguments: Sequence[str]) -> int
     except KeyboardInterrupt as interrupt:
         if is_first_here(os.environ):
             sys.stderr.write("\ninterrupted\n")
-        return getattr(interrupt, "exit_status", INTERRUPTED)
+        return interrupt.exit_status if isinstance(interrupt, CommandEnd) else INTERRUPTED
     except Exception as error:
         # A broken pipe to a worker or a converter is an ordinary error.
         is_pipe = isinstance(error, BrokenPipeError) and _has_no_reader()
@@ -197,14 +228,16 @@ def run_command(module_name: str, program: str, arguments: Sequence[str]) -> int
             return BROKEN_PIPE
         message = _message(error)
         if message is None or "--debug" in arguments:
-            if failed is None:
+            if command.ERROR_STATUS is None:
                 raise
             traceback.print_exc()
         # If several ranks fail alike, one reports it; before they are connected, the first rank of
         # each machine.
-        elif not getattr(error, "is_reported", not is_first_here(os.environ)):
+        elif work.reports or (work.reports is None and is_first_here(os.environ)):
             sys.stderr.write(f"\n{program}: {message}\n")
-        return getattr(error, "exit_status", 1) if failed is None else int(failed)
+        if command.ERROR_STATUS is not None:
+            return command.ERROR_STATUS
+        return error.exit_status if isinstance(error, CommandEnd) else 1
     finally:
         gc.set_threshold(*generations)
 
@@ -254,11 +287,11 @@ def _discard_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def build_parser(module: ModuleType, program: str) -> argparse.ArgumentParser:
+def build_parser(command: Command, program: str) -> argparse.ArgumentParser:
     """The parser of a command's own options; configuration options are left for the caller."""
     parser = argparse.ArgumentParser(
         prog=program,
-        description=module.__doc__,
+        description=command.__doc__,
         # An abbreviation that is unique today may become ambiguous with the next option.
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -270,14 +303,10 @@ def build_parser(module: ModuleType, program: str) -> argparse.ArgumentParser:
         help="log only warnings and errors; results are still printed",
     )
     parser.add_argument("--plugin", **PLUGIN)
-    if getattr(module, "TAKES_CONFIG", False):
-        parser.usage = (
-            f"{program} --config FILE [--config FILE …] [--section.key VALUE …] [options below]"
-        )
-    for names, how in getattr(module, "ARGUMENTS", {}).items():
+    if command.TAKES_CONFIG:
+        parser.usage = f"{program} {command.USAGE}"
+    for names, how in command.ARGUMENTS.items():
         parser.add_argument(*names.split(), **how)
-    if hasattr(module, "add_arguments"):
-        module.add_arguments(parser)
     if _output_names(parser):
         parser.add_argument(
             "--force", action="store_true", help="replace existing files of other programs"
@@ -285,11 +314,10 @@ def build_parser(module: ModuleType, program: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _parse(module: ModuleType, program: str, rest: Sequence[str]) -> argparse.Namespace:
-    takes_config = getattr(module, "TAKES_CONFIG", False)
-    parser = build_parser(module, program)
+def _parse(command: Command, program: str, rest: Sequence[str]) -> argparse.Namespace:
+    parser = build_parser(command, program)
     _add_components(rest)
-    if takes_config:
+    if command.TAKES_CONFIG:
         for place, word in enumerate(rest):
             if word in ("-h", "--help"):
                 parser.epilog = _help_on_configuration(rest[place + 1 : place + 2])
@@ -300,7 +328,7 @@ def _parse(module: ModuleType, program: str, rest: Sequence[str]) -> argparse.Na
         _refuse_unknown_options(parser, rest)
         _recommend_model(parser, rest)
         parsed = parser.parse_args(rest)
-    _check_outputs(module, parser, parsed)
+    _check_outputs(command, parser, parsed)
     return parsed
 
 
@@ -324,7 +352,7 @@ def _output_names(parser: argparse.ArgumentParser) -> set[str]:
 
 
 def _check_outputs(
-    module: ModuleType, parser: argparse.ArgumentParser, parsed: argparse.Namespace
+    command: Command, parser: argparse.ArgumentParser, parsed: argparse.Namespace
 ) -> None:
     """Refuse outputs that would replace an input, or without --force a file that this program did
     not write.
@@ -343,8 +371,8 @@ def _check_outputs(
                 if isinstance(item, str | Path) and os.path.exists(item):  # noqa: PTH110
                     inputs.append(item)
     # Some names only follow from several options together, which only the command knows.
-    if hasattr(module, "outputs"):
-        outputs = module.outputs(parsed)
+    if command.outputs is not None:
+        outputs = command.outputs(parsed)
     check_outputs(outputs, inputs, is_forced=parsed.force)
 
 
@@ -398,14 +426,19 @@ def _add_components(rest: Sequence[str]) -> None:
                 components.add_file(path)
 
 
+class WrongUsage(CommandEnd, ValueError):
+    """What the user wrote is wrong, not what was done with it."""
+
+    exit_status = 2
+
+
 @contextlib.contextmanager
 def wrong_usage() -> Iterator[None]:
     """A `ValueError` in the block ends the command with status 2."""
     try:
         yield
     except ValueError as error:
-        error.exit_status = 2  # type: ignore[attr-defined]
-        raise
+        raise WrongUsage(str(error)) from error
 
 
 def _message(error: Exception) -> str | None:
@@ -420,13 +453,14 @@ def _message(error: Exception) -> str | None:
             "one that fits, training.accumulation_steps keeps the recipe's size), fewer workers or "
             "a machine with more memory"
         )
-    library = (getattr(error, "name", None) or "").partition(".")[0]
-    if isinstance(error, ModuleNotFoundError) and library != "speakernet":
-        extra = EXTRAS.get(library, "export")
-        return (
-            f"this needs the library {library}, which is not installed: pip install "
-            f"'speakernet[{extra}]'"
-        )
+    if isinstance(error, ModuleNotFoundError):
+        library = (error.name or "").partition(".")[0]
+        if library != "speakernet":
+            extra = EXTRAS.get(library, "export")
+            return (
+                f"this needs the library {library}, which is not installed: pip install "
+                f"'speakernet[{extra}]'"
+            )
     if not isinstance(error, ValueError | OSError):
         return None
     if not isinstance(error, OSError) or not error.strerror:

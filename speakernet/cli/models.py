@@ -7,14 +7,11 @@ licence.
 """
 
 import argparse
-from typing import Any
 
 from speakernet.cli import RECOMMENDED
 
 LISTS = ("VoxCeleb1-O", "CN-Celeb")
 ROW = "{:<34}{:>16}{:>13}{:>12}{:>9}  {:<13}{:<8}{}"
-
-ARGUMENTS: dict[str, Any] = {}
 
 
 def run(arguments: argparse.Namespace) -> list[str]:

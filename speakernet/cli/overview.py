@@ -3,16 +3,17 @@ mistyped name.
 """
 
 import argparse
-import importlib
 import sys
 from collections.abc import Sequence
 
 import speakernet
-from speakernet.cli import COMMANDS, build_parser, module_of
+from speakernet.cli import COMMANDS, build_parser, load_command, module_of
 from speakernet.options import suggestion
 
+PARSES_ITSELF = True
 
-def main(arguments: Sequence[str]) -> int:
+
+def run(arguments: Sequence[str]) -> int:
     """Print the overview; the exit status is 2 if the command is missing or unknown."""
     name = arguments[0] if arguments else ""
     if name == "--version":
@@ -49,16 +50,16 @@ def completion(shell: str) -> str:
             f"--completion {shell}: expected one of {', '.join(shtab.SUPPORTED_SHELLS)}"
         )
     parser = argparse.ArgumentParser("speakernet")
-    commands = parser.add_subparsers()
+    subparsers = parser.add_subparsers()
     for name, what in COMMANDS.items():
-        module = importlib.import_module(module_of(name))
-        parents = [] if hasattr(module, "main") else [build_parser(module, name)]
-        command = commands.add_parser(
+        command = load_command(module_of(name))
+        parents = [] if command.PARSES_ITSELF else [build_parser(command, name)]
+        subparser = subparsers.add_parser(
             name, help=what, parents=parents, add_help=False, conflict_handler="resolve"
         )
-        if getattr(module, "TAKES_CONFIG", False):
-            option = command.add_argument("--config", help="configuration file")
+        if command.TAKES_CONFIG:
+            option = subparser.add_argument("--config", help="configuration file")
             option.complete = shtab.FILE  # type: ignore[attr-defined]
             for key in dict.fromkeys(row.key for section in SECTIONS for row in rows(section)):
-                command.add_argument(f"--{key}")
+                subparser.add_argument(f"--{key}")
     return str(shtab.complete(parser, shell))

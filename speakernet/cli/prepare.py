@@ -9,11 +9,9 @@ Every preparation can be interrupted; the same command resumes it.
 """
 
 import argparse
-import importlib
 import logging
 import sys
 from collections.abc import Sequence
-from types import ModuleType
 
 from speakernet import cli
 from speakernet.files import own_command
@@ -36,9 +34,10 @@ CORPORA = {
 """Name -> description; its module in `speakernet.corpora` has `run(arguments)`, `ARGUMENTS` and
 perhaps `ACTIONS`."""
 MODULES = {"folder": "own_folder", "trials": "trial_lists"}
+PARSES_ITSELF = True
 
 
-def main(arguments: Sequence[str]) -> int:
+def run(arguments: Sequence[str]) -> int:
     """Prepare the corpus named by the first argument; return the exit status."""
     # Parsed by hand, because subparsers of argparse would import the modules of all corpora, and
     # with them numpy, scipy and requests, to show one line of help.
@@ -54,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
         sys.stdout.write("See `speakernet prepare NAME --help`.\n")
         return 0 if name else 2
     try:
-        return int(_module(name).run(build_parser(name).parse_args(arguments[1:])))
+        return int(_load(name).run(build_parser(name).parse_args(arguments[1:])))
     except KeyboardInterrupt:
         logger.warning("interrupted; the same command resumes")
         raise
@@ -64,21 +63,21 @@ def build_parser(name: str) -> argparse.ArgumentParser:
     """The parser of a corpus; its help names the command as this user started it."""
     from speakernet.corpora.listing import HelpFormatter  # late: the overview does not need it
 
-    module = _module(name)
+    corpus = _load(name)
     # Help and messages name the command as it was started, `python data_prep/musan.py` in a
     # checkout, so that it can be copied.
     command = own_command(f"prepare {name}")
-    parser = cli.build_parser(module, command)
+    parser = cli.build_parser(corpus, command)
     parser.formatter_class = HelpFormatter
-    parser.description = (module.__doc__ or "").replace(f"speakernet prepare {name}", command)
-    if hasattr(module, "ACTIONS"):
+    parser.description = (corpus.__doc__ or "").replace(f"speakernet prepare {name}", command)
+    if corpus.ACTIONS:
         actions = parser.add_subparsers(dest="action", required=True)
-        for action, (what, table) in module.ACTIONS.items():
+        for action, (what, table) in corpus.ACTIONS.items():
             subparser = actions.add_parser(action, help=what, formatter_class=HelpFormatter)
             for option, settings in table.items():
                 subparser.add_argument(option, **settings)
     return parser
 
 
-def _module(name: str) -> ModuleType:
-    return importlib.import_module(f"speakernet.corpora.{MODULES.get(name, name)}")
+def _load(name: str) -> cli.Command:
+    return cli.load_command(f"speakernet.corpora.{MODULES.get(name, name)}")

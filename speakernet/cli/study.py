@@ -35,30 +35,29 @@ from speakernet.run_folder import held, refuse_unusable
 from speakernet.terminal import counted
 
 TAKES_CONFIG = True
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a study."""
-    parser.usage = f"{parser.prog} PLAN --save_path FOLDER [--section.key VALUE …] [options below]"
-    parser.add_argument("plan", type=Path, help="YAML file with the variants; the first word")
-    parser.add_argument("--save_path", type=Path, required=True, help="folder of the study")
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        default=[],
-        metavar="NAME",
-        help="only these variants, and the reference",
-    )
-    parser.add_argument(
-        "--seeds", nargs="+", type=int, metavar="SEED", help="seeds to use instead of the plan's"
-    )
-    parser.add_argument(
-        "--processes",
-        type=positive_int,
-        default=1,
-        help="runs at a time, which share the cores (default 1)",
-    )
-    parser.add_argument("--table", action="store_true", help="only show the results so far")
+USAGE = "PLAN --save_path FOLDER [--section.key VALUE …] [options below]"
+ARGUMENTS = {
+    "plan": {"type": Path, "help": "YAML file with the variants; the first word"},
+    "--save_path": {"type": Path, "required": True, "help": "folder of the study"},
+    "--only": {
+        "nargs": "+",
+        "default": [],
+        "metavar": "NAME",
+        "help": "only these variants, and the reference",
+    },
+    "--seeds": {
+        "nargs": "+",
+        "type": int,
+        "metavar": "SEED",
+        "help": "seeds to use instead of the plan's",
+    },
+    "--processes": {
+        "type": positive_int,
+        "default": 1,
+        "help": "runs at a time, which share the cores (default 1)",
+    },
+    "--table": {"action": "store_true", "help": "only show the results so far"},
+}
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -108,9 +108,6 @@ class Setting(NamedTuple):
     key."""
     layer: int = 0
     """Number of its file; the command line comes last."""
-    is_implied: bool = False
-    """Whether another program's configuration or the initial model means it; it may be without
-    effect."""
 
     @property
     def is_sectioned(self) -> bool:
@@ -153,14 +150,14 @@ def load_config(
     # say so long after the files are closed. Old names, other programs' names and nested mappings
     # are translated at once, so from here on there are only our dotted keys.
     #
-    # Two things are less obvious. Defaults are not a layer, because those of voxceleb_trainer hold
-    # for *omitted* options only and must not count as given. And a component may be chosen in a
-    # later layer than its options, or replaced in one: what an option means is therefore decided
-    # after all layers are read, in `compose`.
+    # Two things are less obvious. What a flat file means by leaving an option out, and what the
+    # initial model brings along, is no setting: it holds only if no layer sets the option, and so
+    # replaces our default. And a component may be chosen in a later layer than its options, or
+    # replaced in one: what an option means is therefore decided after all layers are read, in
+    # `compose`.
     config_names, asked, options = _split_command_line(arguments)
     files = tuple(map(find_config, config_names))
     layers = [_read_file(file) for file in files]
-    flat = {number for number, layer in enumerate(layers) if _is_flat(layer)}
     copies = set()
     for number, file in enumerate(files):
         sections = {setting.key.partition(".")[0] for setting in layers[number]}
@@ -179,9 +176,11 @@ def load_config(
         settings += _translate(setting._replace(layer=len(files)))
     last = {setting.key: setting for setting in settings}
     is_scoring = _is_scoring(last, command_line=len(files))
-    model = str(last["training.initial_model"].value) if "training.initial_model" in last else ""
-    # Layers that may set what has no effect, because they are written for another program.
-    forgiven = flat | ({len(files)} if is_classic else set())
+    settings = _drop_folders_of_other_lists(
+        [setting for setting in settings if setting.key != "eval"], copies
+    )
+    given = {setting.key: setting.value for setting in settings}
+    model = str(given.get("training.initial_model", ""))
     is_of_checkpoint = False
     # Without a configuration, such a checkpoint was trained with that program's defaults, not with
     # ours.
@@ -190,11 +189,10 @@ def load_config(
     if is_of_checkpoint:
         is_classic = True
         why = f"{model} is its checkpoint"
-        forgiven = {0}
-    settings = _drop_folders_of_other_lists(
-        [setting for setting in settings if setting.key != "eval"], copies
-    )
-    given = {setting.key: setting.value for setting in settings}
+    # Layers that may set what has no effect, because they are written for another program.
+    forgiven = {number for number, layer in enumerate(layers) if _is_flat(layer)}
+    if is_classic:
+        forgiven.add(len(files))
     implied = convert(given) if is_classic else {}
     if model and not is_scoring:
         implied |= _implied_by_model(settings_of_model(Path(model)), given)
@@ -203,12 +201,9 @@ def load_config(
     is_log_input_assumed = is_of_checkpoint and "frontend.log_input" not in given
     if is_log_input_assumed:
         implied["frontend.log_input"] = True
-    filled_in = [
-        Setting(key, value, "default", is_implied=True)
-        for key, value in implied.items()
-        if key not in given
-    ]
-    config = compose([*filled_in, *settings], forgiven)
+    for key in given:
+        implied.pop(key, None)
+    config = compose(settings, implied, forgiven)
     assumed = ""
     if is_log_input_assumed and "log_input" in type(config.frontend).model_fields:
         assumed = (
@@ -363,38 +358,39 @@ def _make_inputs_absolute(options: Options, fields: dict[str, Any]) -> None:
             fields[name] = str(Path(path).absolute())
 
 
-def compose(settings: Sequence[Setting], forgiven: Collection[int] = ()) -> Config:
-    """Compose a configuration from settings, in the order of their layers, on top of our defaults.
+def compose(
+    settings: Sequence[Setting], implied: Mapping[str, Any], forgiven: Collection[int]
+) -> Config:
+    """Compose a configuration from settings, in the order of their layers, on top of what a model
+    or another program has `implied` (other keys, some perhaps without effect) and our defaults.
 
     A setting without effect is refused, or only warned about if its layer is `forgiven`.
     """
     # First the components, then their options: `loss.margin` exists only if the loss that is
-    # finally chosen has a margin. An option that the chosen component does not take is a mistake,
-    # except in three cases, tried in this order: it was implied by a model or another program, so
-    # nobody wrote it; it was meant for a component that a later layer has replaced (logged); or its
-    # layer was written for another program, whose options always exist (a warning).
-    names, chosen_in = _choose_components(settings)
+    # finally chosen has a margin. A setting that the chosen component does not take is a mistake,
+    # except in two cases, tried in this order: it was meant for a component that a later layer has
+    # replaced (logged); or its layer was written for another program, whose options always exist (a
+    # warning).
+    names, chosen_in = _choose_components(settings, implied)
     last = {setting.key: setting for setting in settings}
-    values: dict[str, Any] = {}
+    taken: dict[str, Any] = {}
+    for key, value in implied.items():
+        holder, option = split_key(key)
+        owner = owner_of(holder, names)
+        if owner and option in owner.model_fields:
+            taken[key] = value
     dropped = []
     for key, setting in last.items():
         holder, option = split_key(key)
-        is_stale = is_of_another = False
-        if not setting.is_implied:
-            section = holder.partition(".")[0]
-            is_replaced = chosen_in.get(holder, 0) > setting.layer
-            is_stale = is_replaced or chosen_in.get(section, 0) > setting.layer
-            # An option meant for one network does not apply to another, even if both take it.
-            is_of_another = is_replaced and "." in holder and key not in CHOICE_KEYS
+        section = holder.partition(".")[0]
+        is_replaced = chosen_in.get(holder, 0) > setting.layer
+        is_stale = is_replaced or chosen_in.get(section, 0) > setting.layer
+        # An option meant for one network does not apply to another, even if both take it.
+        is_of_another = is_replaced and "." in holder and key not in CHOICE_KEYS
         owner = owner_of(holder, names)
         if owner and option in owner.model_fields and not is_of_another:
             is_text = str in alternatives(owner.model_fields[option].annotation)
-            target = values
-            for word in holder.split("."):
-                target = target.setdefault(word, {})
-            target[option] = setting.value if is_text else _read_text(setting)
-        elif setting.is_implied:
-            continue
+            taken[key] = setting.value if is_text else _read_text(setting)
         elif is_stale:
             dropped.append(f"{key} ({setting.where})")
         elif setting.layer in forgiven:
@@ -407,12 +403,11 @@ def compose(settings: Sequence[Setting], forgiven: Collection[int] = ()) -> Conf
             ", ".join(dropped),
         )
     try:
-        config = config_from_dict(values)
+        config = config_from_dict(_nested(taken))
     except OptionError as error:
         mistakes = [(error.field, f"{error.field} {error.found}")]
     else:
-        epochs = last.get("training.max_epochs")
-        if config.training.stages and (epochs is None or epochs.is_implied):
+        if config.training.stages and "training.max_epochs" not in last:
             first = config.training.stages[0]
             config = with_options(config, "training", max_epochs=first.epochs)
         mistakes = [(key, f"{key}: {message}") for key, message in problems(config)]
@@ -425,20 +420,30 @@ def compose(settings: Sequence[Setting], forgiven: Collection[int] = ()) -> Conf
     return config
 
 
-def _choose_components(settings: Sequence[Setting]) -> tuple[Names, dict[str, int]]:
+def _nested(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by dotted key as the mappings of a file."""
+    values: dict[str, Any] = {}
+    for key, value in options.items():
+        holder, option = split_key(key)
+        target = values
+        for word in holder.split("."):
+            target = target.setdefault(word, {})
+        target[option] = value
+    return values
+
+
+def _choose_components(
+    settings: Sequence[Setting], implied: Mapping[str, Any]
+) -> tuple[Names, dict[str, int]]:
     """The chosen component of every holder, and the last layer that chose another one for it."""
-    implied = {setting.key: setting for setting in settings if setting.is_implied}
     names = dict(DEFAULT_NAMES)
     for holder, choice in CHOICES.items():
         if choice.key in implied:
-            names[holder] = implied[choice.key].value
+            names[holder] = implied[choice.key]
     chosen_in: dict[str, int] = {}
     # Layer by layer, because only a later layer than its own makes an option stale.
     for layer in sorted({setting.layer for setting in settings}):
-        given = {}
-        for setting in settings:
-            if setting.layer == layer and not setting.is_implied:
-                given[setting.key] = setting
+        given = {setting.key: setting for setting in settings if setting.layer == layer}
         # All names of a layer are set before any is compared, because `auto` depends on the model.
         before = dict(names)
         for holder, choice in CHOICES.items():

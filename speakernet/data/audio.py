@@ -37,6 +37,7 @@ from speakernet.data.ffmpeg import (
     find_ffmpeg,
     scratch_file,
 )
+from speakernet.distributed import CommandEnd
 from speakernet.files import FileError, atomic_write, in_place_of_a_file, open_regular, reading
 
 SAMPLE_RATE = 16_000  # Hz, by default
@@ -124,7 +125,7 @@ class AudioError(FileError):
     """An audio file that cannot be read; the message names the file and what is wrong with it."""
 
 
-class NoSpeechError(AudioError):
+class NoSpeechError(CommandEnd, AudioError):
     """A recording in which nobody speaks, so there is nothing to decide about."""
 
     exit_status = 2

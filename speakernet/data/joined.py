@@ -224,7 +224,7 @@ class JoinedSource(AudioSource):
             # One stream: each process has its share of every batch.
             source.order(part_sampler, training, table, 1)
             self._samplers[name] = part_sampler
-        sampler.in_parts = functools.partial(mixed, self._samplers)
+        sampler.divide(functools.partial(mixed, self._samplers))
 
     def _parts(self, utterances: ndarray, batch_size: int) -> list[int]:
         """How many items of a batch each corpus gets, given its number of usable utterances."""

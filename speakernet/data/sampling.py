@@ -222,8 +222,13 @@ class Sampler(ABC):
     with large blocks."""
 
     in_parts: Callable[..., Parts] | None = None
-    """Makes the parts of an epoch, given its number, of a streamed or several corpora; None: one
-    part with everything shuffled."""
+    """Makes the parts of an epoch; None: one part with everything shuffled."""
+
+    def divide(self, in_parts: Callable[..., Parts]) -> None:
+        """Take epochs in the parts that a function makes of an epoch's number, because the corpus
+        is streamed or there are several.
+        """
+        self.in_parts = in_parts
 
     def epoch(self, epoch: int) -> EpochPlan:
         """The batches of an epoch, counted from 0."""

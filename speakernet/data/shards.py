@@ -271,7 +271,7 @@ class RemoteSource(PackedSource):
         # One stream for balanced batches: if each process dealt its own, a batch could contain a
         # speaker twice.
         num_streams = 1 if sampler.needs_many_speakers else num_streams
-        sampler.in_parts = functools.partial(streamed, sampler, shards, num_streams)
+        sampler.divide(functools.partial(streamed, sampler, shards, num_streams))
         sizes = [self.shards.bytes_of(shard) for shard in range(len(self.shards.names))]
         # A block begins and ends within a shard; each stream of this machine has its own block.
         most = math.ceil(buffer / num_streams * len(sizes) / len(sampler.eligible)) + 1

@@ -37,6 +37,7 @@ from speakernet.data.batches import (
 from speakernet.data.choices import ADVISED_SHARE
 from speakernet.data.options import DataOptions
 from speakernet.data.sharing import SharedMemoryError, shared_zeros
+from speakernet.distributed import CommandEnd
 from speakernet.machine.threads import STOP_SIGNALS
 
 logger = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ NUM_THREADS = 16
 CROPS_PER_TASK = 4
 
 
-class WorkerDied(ChildProcessError):
+class WorkerDied(CommandEnd, ChildProcessError):
     """A worker process no longer delivers batches: it was killed from outside, crashed or hangs."""
 
     exit_status = 75

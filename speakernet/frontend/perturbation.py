@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from speakernet.frontend.options import SpecAugmentOptions
 from speakernet.parallel.sync_norm import SynchronizedNorm
-from speakernet.random import GOLDEN, KeyedRandom, derive_seed
+from speakernet.random import GOLDEN, DrawingPart, KeyedRandom, derive_seed
 
 MEL_STREAM = 0
 FRAME_STREAM = 1
@@ -44,7 +44,7 @@ def _keep_eager(module: nn.Module, method: str) -> None:
     setattr(module, method, types.MethodType(eager, module))
 
 
-class KeyedDraws(nn.Module):
+class KeyedDraws(DrawingPart, nn.Module):
     """Random numbers of one component in training, from which it computes on the device alone.
 
     The step draws the numbers of a pass on the host (`draw`), takes those of all components to the
@@ -56,18 +56,15 @@ class KeyedDraws(nn.Module):
         super().__init__()
         self.seed = seed
         self.num_numbers = num_numbers
-        """Numbers for each utterance."""
         self.count = 0
         self._coming: Tensor | None = None
 
     def draw(self, key: int, rows: ndarray) -> ndarray:
-        """The numbers of a pass, float64 (batch, num_numbers) in [0, 1): of the epoch's key, and of
-        a number that keys each utterance's draws, (batch,).
-        """
+        """See `DrawingPart.draw`."""
         return self._uniform(KeyedRandom(derive_seed(self.seed, key), 0, rows))
 
     def announce(self, numbers: Tensor) -> None:
-        """Hand over what `draw` returned, on the device, for the next pass."""
+        """See `DrawingPart.announce`."""
         self._coming = numbers
 
     def take(self, batch: int, device: torch.device) -> Tensor:

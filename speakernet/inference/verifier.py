@@ -7,12 +7,13 @@ without speech it is refused, otherwise its speech alone is embedded. Too little
 clipping, or a voice unlike the person's other recordings cause a warning.
 """
 
+import copy
 import functools
 import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -633,6 +634,14 @@ class SpeakerVerifier:
                 f"{shortest / self.sample_rate:.3f} s ({shortest} samples at {self.sample_rate} Hz)"
             )
         return recording
+
+    def embedding_by(self, embed: Callable[..., Tensor]) -> "SpeakerVerifier":
+        """A copy that has its opened recordings embedded by another function, (recordings, dim) on
+        the CPU.
+        """
+        verifier = copy.copy(self)
+        verifier._embed_recordings = embed  # type: ignore[method-assign]
+        return verifier
 
     def _embed_recordings(self, recordings: Sequence[Recording]) -> Tensor:
         """Embeddings (recordings, dim) on the CPU; recordings of similar length share a batch."""

@@ -31,7 +31,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from speakernet import distributed
-from speakernet.distributed import Place, find_place, is_distributed, work
+from speakernet.distributed import CommandEnd, Place, find_place, is_distributed, work
 from speakernet.files import error_line
 from speakernet.machine.device import find_device
 from speakernet.machine.options import MachineOptions
@@ -63,7 +63,7 @@ FAILED_COLLECTIVE = (
 """Found in the messages of collectives that fail with an error other than `DistError`."""
 
 
-class ProcessLost(ChildProcessError):
+class ProcessLost(CommandEnd, ChildProcessError):
     """Another rank is gone or hangs, so this one cannot continue."""
 
     exit_status = LOST
@@ -404,8 +404,7 @@ def _report_failure(heartbeat: Heartbeat, error: BaseException) -> None:
             f"{heartbeat.missing()}. This run cannot continue ({error_line(error)}); the same "
             "command resumes from last.pt"
         )
-        lost.is_reported = not heartbeat.is_first_to_report(str(lost))  # type: ignore[attr-defined]
+        work.reports = heartbeat.is_first_to_report(str(lost))
         raise lost from error
     heartbeat.write(f"end/{heartbeat.place.rank}", error_line(error) or type(error).__name__)
-    is_reported = not heartbeat.is_first_to_report(str(error) or type(error).__name__)
-    error.is_reported = is_reported  # type: ignore[attr-defined]
+    work.reports = heartbeat.is_first_to_report(str(error) or type(error).__name__)

@@ -2,8 +2,8 @@
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -87,7 +87,7 @@ def _fill_in_momentum(optimizer: torch.optim.Optimizer) -> None:
 
 
 def parameter_groups(
-    modules: Iterable[nn.Module],
+    modules: Sequence[nn.Module],
     weight_decay: float,
     decay_all: bool = False,
     first_factor: float = 1.0,
@@ -95,19 +95,16 @@ def parameter_groups(
     """Groups with and without weight decay (none for normalisation weights, biases and scalars).
 
     A parameter with fewer than two dimensions does not decay: every normalisation weight and bias
-    has that shape. `first_factor` is the learning-rate factor of the first module, 1 that of the
-    others; each factor has separate groups.
+    has that shape. `first_factor` is the learning-rate factor of the first module, the network, 1
+    that of the others; each factor has separate groups.
     """
     # The order must not depend on the modules: a checkpoint identifies groups by number.
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
     seen: set[nn.Parameter] = set()
+    # A pretrained backbone has factors for its lower layers, which learn more slowly.
+    of_layers = dict(cast(TunedTrunk, modules[0].trunk).learning_rate_factors())
     for number, module in enumerate(modules):
         factor = 1.0 if number else first_factor
-        # A pretrained backbone has factors for its lower layers, which learn more slowly.
-        of_layers: dict[nn.Parameter, float] = {}
-        for part in module.modules():
-            if isinstance(part, TunedTrunk):
-                of_layers.update(part.learning_rate_factors())
         for parameter in module.parameters():
             own_factor = factor * of_layers.get(parameter, 1.0)
             for decays in (True, False):
@@ -139,13 +136,13 @@ def should_fuse(options: OptimizerOptions, device: torch.device) -> bool:
 
 def create_optimizer(
     options: OptimizerOptions,
-    modules: Iterable[nn.Module],
+    modules: Sequence[nn.Module],
     device: torch.device,
     *,
     is_float32: bool = True,
 ) -> torch.optim.Optimizer:
-    """The optimizer over all trainable parameters of `modules`; `is_float32` decides the value of
-    `epsilon: auto`.
+    """The optimizer over all trainable parameters of `modules`, of which the network is the first;
+    `is_float32` decides the value of `epsilon: auto`.
     """
     component = lookup(OPTIMIZERS, options.name, "optimizer")
     groups = parameter_groups(
@@ -209,6 +206,7 @@ class Freezing:
     def __init__(self, net: nn.Module, options: TrainingOptions) -> None:
         self.keeps_statistics = options.freeze_norm_statistics
         self._net = net
+        self._trunk = cast(TunedTrunk, net.trunk)
         self._epochs = options.freeze_epochs
         # Parameters that a network never trains (RawNet3's idle norms) stay frozen when the rest is
         # unfrozen.
@@ -220,14 +218,11 @@ class Freezing:
         is_frozen = epoch < self._epochs
         for parameter in self._parameters:
             parameter.requires_grad_(not is_frozen)
-        modules = list(self._net.modules())
         if not is_frozen:
-            for module in modules:
-                if isinstance(module, TunedTrunk):
-                    module.begin_epoch(epoch)
+            self._trunk.begin_epoch(epoch)
         self._net.train()
         if is_frozen or self.keeps_statistics:
-            for module in modules:
+            for module in self._net.modules():
                 if isinstance(module, _BatchNorm):
                     module.eval()
 

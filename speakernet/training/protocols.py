@@ -4,7 +4,7 @@ The real classes are in `data`, `losses`, `models` and `frontend`, which trainin
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor, nn
@@ -91,25 +91,8 @@ class Loss(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
 
-@runtime_checkable
-class DrawingPart(Protocol):
-    """A part of a network that draws for each utterance (masks, dither); see
-    `frontend.perturbation`.
-    """
-
-    num_numbers: int
-    """Numbers for each utterance."""
-
-    def draw(self, key: int, rows: np.ndarray) -> np.ndarray:
-        """The numbers of a pass, float64 (batch, num_numbers)."""
-
-    def announce(self, numbers: Tensor) -> None:
-        """Take the numbers of the next pass, on the device."""
-
-
-@runtime_checkable
 class TunedTrunk(Protocol):
-    """A trunk that says how it is trained; see `models.layers.Trunk`."""
+    """What training asks of a network's `trunk`; the real class is `models.layers.Trunk`."""
 
     is_pretrained: bool
     """Whether it starts from published weights; it then takes random decisions in Python."""

@@ -19,7 +19,7 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -66,7 +66,7 @@ def why_not_recorded(step: TrainingStep, options: RuntimeOptions, num_batches: i
     """The reason why the steps of a run, of `num_batches` micro-batches each, cannot be recorded;
     empty if they can.
     """
-    trunks = [module for module in step.net.modules() if isinstance(module, TunedTrunk)]
+    trunk = cast(TunedTrunk, step.net.trunk)
     is_compiled = options.compile != "off"
     reasons = {
         "it needs a CUDA device": step.precision.device.type != "cuda",
@@ -76,9 +76,7 @@ def why_not_recorded(step: TrainingStep, options: RuntimeOptions, num_batches: i
         f"compile_mode {options.compile_mode} records by itself": is_compiled
         and options.compile_mode != "default",
         "blocks are checkpointed": options.gradient_checkpointing,
-        "something else is drawn on the host for each batch": any(
-            trunk.is_pretrained for trunk in trunks
-        ),
+        "something else is drawn on the host for each batch": trunk.is_pretrained,
     }
     return next((reason for reason, applies in reasons.items() if applies), "")
 

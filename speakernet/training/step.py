@@ -20,12 +20,13 @@ from torch.profiler import record_function
 from speakernet import distributed
 from speakernet.machine.device import synchronize
 from speakernet.parallel.sharding import local_part, parameters_of, share_of, total_norm
+from speakernet.random import DrawingPart
 from speakernet.training.checkpoints import capture_random_state, restore_random_state
 from speakernet.training.compiling import Compiler
 from speakernet.training.optimizers import LEARNING_RATE_FACTOR, BufferGuard
 from speakernet.training.options import TrainingOptions
 from speakernet.training.precision import Precision
-from speakernet.training.protocols import Batch, DrawingPart, Loss, PlainBatch
+from speakernet.training.protocols import Batch, Loss, PlainBatch
 from speakernet.training.threads import ThreadWatch
 
 if TYPE_CHECKING:
@@ -78,7 +79,10 @@ class OneProcess:
     def __init__(self, net: nn.Module) -> None:
         self.net = net
         self.wishes: Wishes = lambda: [False] * NUM_WISHES
-        """Asks for this rank's wishes after a step."""
+
+    def listen_to(self, wishes: Wishes) -> None:
+        """Call this function after each step: does this rank wish to stop, and to save?"""
+        self.wishes = wishes
 
     def begin_epoch(self) -> None:
         """Prepare for an epoch: the set of trained parameters may have changed."""
@@ -177,10 +181,6 @@ class TrainingStep:
         self._recorder = recorder
         # torch's fused kernels skip the update of a bad step on any device.
         self._skips_on_device = self.is_fused
-
-    def listen_to(self, wishes: Wishes) -> None:
-        """Call this function after each step: does this rank wish to stop, and to save?"""
-        self.exchange.wishes = wishes
 
     @property
     def has_begun(self) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from speakernet import distributed
+from speakernet.distributed import CommandEnd
 from speakernet.machine.threads import HANGUP, STOP_SIGNALS
 from speakernet.parallel.group import request_everywhere, requested
 
@@ -18,7 +19,7 @@ STOP = "stop"
 """The key under which ranks share the number of a signal."""
 
 
-class Interrupted(KeyboardInterrupt):
+class Interrupted(CommandEnd, KeyboardInterrupt):
     """The run was asked to stop (Ctrl-C, SIGTERM, SIGHUP, SIGUSR1) and has written last.pt."""
 
     def __init__(self, number: int) -> None:

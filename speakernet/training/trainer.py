@@ -99,7 +99,7 @@ class Trainer:
         self.stage = stage
         self._of_stage = f" of the {stage.name}" if stage.name else ""
         self.stop = stop or StopRequest()
-        step.listen_to(self._wishes)
+        step.exchange.listen_to(self._wishes)
         # How the network is trained.
         self.freezing = Freezing(self.net, options)
         self.average = WeightAverage(self.net, options.ema_decay, options.initial_weight)

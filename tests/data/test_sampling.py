@@ -118,7 +118,7 @@ def test_balanced_batches_of_drawn_lengths(has_corpora):
             name: BalancedSampler(labels, half, seed=1, eligible=part)
             for name, part in parts.items()
         }
-        sampler.in_parts = lambda epoch: mixed(corpora, epoch)
+        sampler.divide(lambda epoch: mixed(corpora, epoch))
     plan = sampler.epoch(0)
     batches = [
         labels[rows_of_batch % 360][::2].tolist()

@@ -245,7 +245,7 @@ def test_order_of_a_stream(num_streams):
     labels = np.arange(4000, dtype=np.int32) % 7
     shards = np.arange(4000) % 20
     sampler = ShuffledSampler(labels, DataOptions(batch_size=12, shuffle_buffer=600), seed=1)
-    sampler.in_parts = lambda number: streamed(sampler, shards, num_streams, number)
+    sampler.divide(lambda number: streamed(sampler, shards, num_streams, number))
     plans = [sampler.epoch(number) for number in (0, 0, 1)]
     assert np.array_equal(plans[0].rows, plans[1].rows) and not np.array_equal(
         plans[0].rows, plans[2].rows

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from torch.distributed.run import get_args_parser
 
-from speakernet.cli import COMMANDS, EXIT_STATUSES, build_parser, main, pack
+from speakernet.cli import COMMANDS, EXIT_STATUSES, build_parser, load_command, main
 from speakernet.cli.list_components import HOLDERS
 from speakernet.config import load_config
 from speakernet.config.schema import CHOICES
@@ -164,7 +164,11 @@ def test_commands_of_the_manifests():
     assert config.training.mirror and config.data.train_path == "/local/vox2_dev_packed"
     program, command, *options = command_of(MANIFESTS / "slurm_pack.sh")
     assert (program, command) == ("speakernet", "pack")
-    part = build_parser(pack, "speakernet pack").parse_args(options).part
+    part = (
+        build_parser(load_command("speakernet.cli.pack"), "speakernet pack")
+        .parse_args(options)
+        .part
+    )
     assert parse_part(part.replace("$SLURM_ARRAY_TASK_ID", "16")) != WHOLE
     last = part.partition("/")[2]
     assert f"--array=1-{last}\n" in (MANIFESTS / "slurm_pack.sh").read_text()

@@ -9,6 +9,7 @@ from torch import nn
 
 from speakernet.frontend.perturbation import keep_draws_eager
 from speakernet.losses.options import LOSSES
+from speakernet.models.layers import Trunk
 from speakernet.options import create, options_of
 from speakernet.parallel.sync_norm import synchronize_norms
 from speakernet.training.compiling import Compiler, enable_gradient_checkpointing
@@ -44,6 +45,7 @@ class Block(nn.Module):
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
+        self.trunk = Trunk()
         self.stem = nn.Conv1d(1, 4, 16, 8)
         self.blocks = nn.Sequential(Block(), Block())
         self.last = nn.Linear(4, 8)

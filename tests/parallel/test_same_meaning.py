@@ -170,7 +170,7 @@ def train(case):
     wishes = []
     is_last_rank = distributed.rank() == distributed.world_size() - 1
     # Only the last process has a wish, after the third step.
-    step.listen_to(lambda: [len(rows) == 2 and is_last_rank, False])
+    step.exchange.listen_to(lambda: [len(rows) == 2 and is_last_rank, False])
     step.exchange.begin_epoch()
     for number in range(STEPS):
         for part in range(case.accumulation):

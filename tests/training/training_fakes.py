@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from speakernet.checkpoint import read_own_checkpoint
+from speakernet.models.layers import Trunk
 from speakernet.training.checkpoints import CheckpointStore
 from speakernet.training.compiling import Compiler
 from speakernet.training.optimizers import create_optimizer
@@ -38,6 +39,7 @@ class FakeNet(nn.Module):
 
     def __init__(self, dropout=0.2, frozen_norm=False):
         super().__init__()
+        self.trunk = Trunk()
         self.first = nn.Linear(SAMPLES, 16)
         self.norm = nn.BatchNorm1d(16)
         self.dropout = nn.Dropout(dropout)

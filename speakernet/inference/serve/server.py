@@ -10,7 +10,6 @@ Origin and Sec-Fetch-Site, so these distinguish it from our own page.
 
 import argparse
 import contextlib
-import copy
 import ipaddress
 import logging
 import os
@@ -129,9 +128,7 @@ class Service:
         files: Mapping[str, bytes] | None = None,
     ) -> None:
         self.batcher = Batcher(lambda recordings: np.asarray(verifier.embed(recordings)))
-        # A copy, so that the caller's verifier is not changed.
-        self.verifier = copy.copy(verifier)
-        self.verifier._embed_recordings = self._embed_together  # type: ignore[method-assign]
+        self.verifier = verifier.embedding_by(self._embed_together)
         self.store = store
         self.files = files or {}
         self.limits = limits
