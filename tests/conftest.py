@@ -124,18 +124,7 @@ def shared_data():
     return SHARED_DATA
 
 
-@pytest.fixture(scope="session")
-def ffmpeg():
-    """The user's ffmpeg, or the one of imageio-ffmpeg."""
-    from speakernet.data.ffmpeg import FfmpegError, find_ffmpeg
-
-    try:
-        return find_ffmpeg()
-    except FfmpegError as error:
-        pytest.skip(str(error))
-
-
-@pytest.fixture()
+@pytest.fixture
 def call(capsys):
     """Runs a command line in this process: exit status, standard output, standard error."""
     from speakernet.cli import main
@@ -162,7 +151,7 @@ def succeed():
     return run
 
 
-@pytest.fixture()
+@pytest.fixture
 def refuse(call):
     """The error message of a command line that must end with a status and without an answer."""
 
@@ -172,6 +161,17 @@ def refuse(call):
         return err
 
     return run
+
+
+@pytest.fixture(scope="session")
+def ffmpeg():
+    """The user's ffmpeg, or the one of imageio-ffmpeg."""
+    from speakernet.data.ffmpeg import FfmpegError, find_ffmpeg
+
+    try:
+        return find_ffmpeg()
+    except FfmpegError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture()

@@ -24,12 +24,12 @@ evaluation: {eval_frames: 60, num_crops: 2, bootstrap_samples: 50}
 """)
 
 
-@pytest.fixture()
+@pytest.fixture
 def run_folder(tmp_path):
     return tmp_path / "exps" / "tiny"
 
 
-@pytest.fixture()
+@pytest.fixture
 def recipe(tiny_corpus, tmp_path, run_folder):
     return write_recipe(tmp_path / "tiny.yaml", tiny_corpus, run_folder, RECIPE)
 
@@ -51,7 +51,7 @@ def finished(tiny_corpus, tmp_path_factory):
     return folder / "run", path
 
 
-@pytest.fixture()
+@pytest.fixture
 def copy(finished, tmp_path):
     """A copy of the finished run that a test may change."""
     return Path(shutil.copytree(finished[0], tmp_path / "my copy"))

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("blank_figures")
 SHORT = {"evaluation": {"eval_frames": 60, "num_crops": 2, "bootstrap_samples": 20}}
 
 
-@pytest.fixture()
+@pytest.fixture
 def model(tmp_path):
     return write_model(tmp_path / "best.pt", tiny_resnet(16))
 

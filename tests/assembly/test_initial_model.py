@@ -56,7 +56,7 @@ def given(tmp_path_factory):
     )
 
 
-@pytest.fixture()
+@pytest.fixture
 def recipe(tiny_corpus, tmp_path):
     path = tmp_path / "tiny.yaml"
     path.write_text(RECIPE.format(root=tiny_corpus))
@@ -159,7 +159,7 @@ def test_no_gain_keeps_the_initial_weights(given, recipe, tmp_path, caplog):
     assert "no epoch was better than the initial model" in (run / "report.html").read_text()
 
 
-@pytest.fixture()
+@pytest.fixture
 def compared(given, recipe, monkeypatch):
     """A function that compares scores of the initial model with those of a trained one."""
 

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("blank_figures")
 CPU = torch.device("cpu")
 
 
-@pytest.fixture()
+@pytest.fixture
 def opened(lists, monkeypatch):
     """The name of a list for each time its file is opened during the test."""
     found = []
@@ -53,7 +53,7 @@ def opened(lists, monkeypatch):
     return found
 
 
-@pytest.fixture()
+@pytest.fixture
 def looked_up(monkeypatch):
     """The number of names in each list whose headers are read from the audio or the cache."""
     found = []
@@ -67,7 +67,7 @@ def looked_up(monkeypatch):
     return found
 
 
-@pytest.fixture()
+@pytest.fixture
 def lists(tiny_corpus, tmp_path):
     """A folder with a training, a validation and a test list."""
     trials = (tiny_corpus / "trials.txt").read_text(encoding="utf-8").splitlines(keepends=True)
@@ -179,7 +179,7 @@ def test_facts_of_the_training_corpus(tmp_path):
     assert Inputs(config, CPU).corpus_facts()["is_synthetic"]
 
 
-@pytest.fixture()
+@pytest.fixture
 def compare_ranks(monkeypatch):
     """Compare the inputs of rank 0 with those of another rank."""
 

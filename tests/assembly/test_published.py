@@ -38,7 +38,7 @@ def checkpoint(tmp_path_factory):
     return path
 
 
-@pytest.fixture()
+@pytest.fixture
 def server(checkpoint, tmp_path, monkeypatch):
     """A local hub with the checkpoint, and the names `redimnet/tiny` (on the hub) and
     `redimnet/address`.

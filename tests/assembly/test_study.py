@@ -76,14 +76,14 @@ class Runs:
         return subprocess.CompletedProcess(command, 0)
 
 
-@pytest.fixture()
+@pytest.fixture
 def runs(monkeypatch):
     fake = Runs()
     monkeypatch.setattr(study.subprocess, "run", fake.run)
     return fake
 
 
-@pytest.fixture()
+@pytest.fixture
 def carry_out(tiny_corpus, tmp_path, monkeypatch):
     """A function that runs `speakernet study` with the plan and these arguments."""
     monkeypatch.chdir(tmp_path)

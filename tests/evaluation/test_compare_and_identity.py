@@ -36,12 +36,12 @@ from tests.outcomes import results_of
 pytestmark = pytest.mark.usefixtures("blank_figures")
 
 
-@pytest.fixture()
+@pytest.fixture
 def trials(tmp_path):
     return make_trials(tmp_path / "trials.txt")
 
 
-@pytest.fixture()
+@pytest.fixture
 def systems(tmp_path, trials, random):
     """A system, a worse one and a better one, as folders of scores; their scores by name."""
     found = {}
@@ -51,7 +51,7 @@ def systems(tmp_path, trials, random):
     return found
 
 
-@pytest.fixture()
+@pytest.fixture
 def run(monkeypatch, tmp_path, trials, capsys):
     """A function that runs a command on the trials in the folder of the systems; its status and
     output.
@@ -397,7 +397,7 @@ DRAWN = {"num_draws", "min_dcf_interval", "interval_note", "det_band"}
 CALIBRATED = {"cllr", "act_dcf", "calibration_loss"}
 
 
-@pytest.fixture()
+@pytest.fixture
 def scores(trials, random):
     return random.standard_normal(len(trials)) + 2.0 * trials.labels
 

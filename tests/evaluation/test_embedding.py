@@ -39,12 +39,12 @@ def net():
     return tiny_resnet(16)
 
 
-@pytest.fixture()
+@pytest.fixture
 def source(tiny_corpus):
     return FolderSource(tiny_corpus, keep_lookup=False)
 
 
-@pytest.fixture()
+@pytest.fixture
 def names(tiny_corpus):
     return read_trials(tiny_corpus / "trials.txt").names
 

@@ -66,7 +66,7 @@ class Checker(HTMLParser):
         assert self.open.pop() == tag
 
 
-@pytest.fixture()
+@pytest.fixture
 def trials(tmp_path):
     return make_trials(tmp_path / "trials.txt")
 
@@ -84,7 +84,7 @@ def _draw_figures_of_finished(finished, blank_figures):
     """The figures of `finished` are drawn."""
 
 
-@pytest.fixture()
+@pytest.fixture
 def run(tmp_path, finished):
     return Path(shutil.copytree(finished, tmp_path / "exps" / "first"))
 

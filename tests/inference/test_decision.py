@@ -173,7 +173,7 @@ def test_decision_with_quality_measures(random_trials):
     assert fine.changes(contents) == contents
 
 
-@pytest.fixture()
+@pytest.fixture
 def random_trials():
     random = np.random.default_rng(5)
     seconds = np.exp(random.uniform(0, 2, 60))

@@ -8,7 +8,7 @@ import pytest
 from speakernet.files import is_own
 
 
-@pytest.fixture()
+@pytest.fixture
 def inputs(voices, calibrated, succeed, tmp_path, monkeypatch):
     """Copies of everything that a command can read, in the working folder."""
     monkeypatch.chdir(tmp_path)

@@ -156,7 +156,7 @@ def test_offset(verifier):
     assert offset.same_speaker == plain.same_speaker
 
 
-@pytest.fixture()
+@pytest.fixture
 def whole_model(model, tmp_path):
     """The model file as version 0.3.0 wrote it: its calibration does not say what it is for."""
     contents = read_checkpoint(model)

@@ -40,7 +40,7 @@ def verifier(model_path):
     return speakernet.load(model_path, "cpu")
 
 
-@pytest.fixture()
+@pytest.fixture
 def embed(verifier):
     """Embeds audio at 16 kHz."""
     return partial(verifier.embed, sample_rate=16000)

@@ -50,7 +50,7 @@ def whole():
     return contents | {"embedding_mean": torch.ones(8)} | entries
 
 
-@pytest.fixture()
+@pytest.fixture
 def model_path(tmp_path):
     write_checkpoint(tmp_path / "best.pt", whole())
     return tmp_path / "best.pt"

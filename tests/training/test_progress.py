@@ -25,7 +25,7 @@ VALUES = {
 }
 
 
-@pytest.fixture()
+@pytest.fixture
 def shown(tmp_path, monkeypatch, caplog):
     """A run's progress without a terminal, logging at every batch."""
     caplog.set_level(logging.INFO)

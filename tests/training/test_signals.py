@@ -32,7 +32,7 @@ def _default_hangup():
     signal.signal(signal.SIGHUP, before)
 
 
-@pytest.fixture()
+@pytest.fixture
 def recipe(tiny_corpus, tmp_path):
     paths = (tmp_path / "run.yaml", tiny_corpus, tmp_path / "run")
     return write_recipe(

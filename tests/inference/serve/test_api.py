@@ -18,7 +18,7 @@ ANNA = "Anna"
 AERZTE = "Ärzte/⁂ ' \" <b>"
 
 
-@pytest.fixture()
+@pytest.fixture
 def verify(server):
     """The answer of the server for two clips."""
 

@@ -22,7 +22,7 @@ from speakernet.inference.decision import DecisionRule
 from tests.inference.serve.serve_helpers import RATE
 
 
-@pytest.fixture()
+@pytest.fixture
 def node(tmp_path):
     """Run a script with the page's functions in scope: the value that it returns."""
     program = shutil.which("node")
