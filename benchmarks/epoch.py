@@ -36,7 +36,7 @@ from speakernet.assembly.training import (
 from speakernet.config.schema import Config, with_changes
 from speakernet.data.lists import read_training_list, read_trials, write_training_list
 from speakernet.evaluation import metrics
-from speakernet.machine.device import choose_device, find_device, synchronize
+from speakernet.machine.device import find_device, synchronize
 from speakernet.machine.facts import usable_cores
 
 ORIGINAL = "original"
@@ -112,7 +112,7 @@ def _shortened(config: Config, folder: Path, num_batches: int) -> tuple[Config, 
     list.
     """
     training = read_training_list(config.data.train_list)
-    most = num_batches * config.data.batch_size * config.data.utterances_per_speaker
+    most = num_batches * config.data.utterances_per_batch
     if len(training) <= most:
         return config, 1.0
     # A random part, with the same seed on both sides: the first rows of a list are often one
@@ -150,10 +150,10 @@ def our_epoch(config: Config, folder: Path) -> Epoch:
     """The trainer's next epoch, and its evaluation."""
     # `build_trainer` is what `speakernet train` calls, so logging, the check for non-finite
     # numbers, the schedules and the progress bar are part of what is measured.
-    prepare_machine(config)
+    device = prepare_machine(config)
     # Practically endless, so that schedules do not run out and no epoch is the last.
     config = with_changes(config, training={"max_epochs": 1 << 20})
-    inputs = Inputs(config, choose_device(config.runtime))
+    inputs = Inputs(config, device)
     net = build_model(config)
     refuse_impossible(config, net, inputs.device)
     loader = build_training_loader(config, inputs)
@@ -161,7 +161,7 @@ def our_epoch(config: Config, folder: Path) -> Epoch:
     validate = build_validation(config, inputs, net)
     trainer = build_trainer(config, Parts(net, loss, loader, inputs.device), validate, folder)
     utterances = len(read_training_list(config.data.train_list))
-    in_batch = config.data.batch_size * config.data.utterances_per_speaker
+    in_batch = config.data.utterances_per_batch
 
     def train() -> int:
         trainer.train_epoch()

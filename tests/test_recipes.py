@@ -12,14 +12,19 @@ import pytest
 import torch
 import yaml
 
-from speakernet.assembly.fine_tuning import scheduled_epochs
-from speakernet.assembly.training import build_loss, build_model, refuse_impossible
+from speakernet.assembly.training import (
+    build_loss,
+    build_model,
+    refuse_impossible,
+    schedules_of_stages,
+)
 from speakernet.checkpoint import read_own_checkpoint
 from speakernet.cli import main
 from speakernet.config import load_config
 from speakernet.config.schema import stages_of
 from speakernet.models.model_file import SYNTHETIC_ONLY
 from speakernet.run_folder import later_stages
+from speakernet.training.schedules import scheduled_epochs
 from tests.outcomes import records_of, results_of
 from tests.recipe_sources import (
     LATER_STAGES,
@@ -92,8 +97,9 @@ def test_schedules(recipe):
     assert text.startswith("# "), "the first line describes the recipe"
     config = recipe_config(recipe)
     first, *later = stages_of(config)
+    rows = scheduled_epochs(schedules_of_stages(config))
     if recipe in SCHEDULES:
-        assert_follows(at(scheduled_epochs(config), first), SCHEDULES[recipe])
+        assert_follows(at(rows, first), SCHEDULES[recipe])
     expected = LATER_STAGES.get(recipe, {})
     values = LATER_VALUES.get(recipe, {})
     if recipe in SECOND_STAGES:
@@ -101,7 +107,7 @@ def test_schedules(recipe):
         values = {"large_margin": SECOND_STAGE_VALUES[recipe]}
     assert later == list(expected)
     for name, moments in expected.items():
-        assert_follows(at(scheduled_epochs(config), name), moments)
+        assert_follows(at(rows, name), moments)
         assert_has(stages_of(config)[name], values[name])
 
 

@@ -27,7 +27,6 @@ from benchmarks.on_gpu.step_costs import (
 from benchmarks.steps import trainer_step
 from speakernet import distributed
 from speakernet.assembly.training import prepare_machine
-from speakernet.machine.device import choose_device
 from speakernet.parallel.group import joined
 from speakernet.training.timing import time_steps
 
@@ -85,8 +84,7 @@ def _run(device_type: str, size: str, norms: str, out: str) -> None:
         model = QUICK_MODEL if setup.is_quick else MODEL
         config = step_config(setup, model, {**runtime, "sync_batch_norm": norms})
         with joined(config.runtime):
-            prepare_machine(config)
-            device = choose_device(config.runtime)
+            device = prepare_machine(config)
             step = trainer_step(config, Path(folder), batch_size_of(setup))
             # All ranks take the same steps: they exchange gradients.
             figures = time_steps(step, QUICK_ROUNDS if setup.is_quick else ROUNDS, device)

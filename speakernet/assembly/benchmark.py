@@ -5,7 +5,7 @@ find the batch size that trains fastest within the available memory (`speakernet
 import contextlib
 import itertools
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,8 @@ from speakernet.data.audio import crop_samples
 from speakernet.data.batches import ReadyCrops
 from speakernet.data.lists import read_training_list
 from speakernet.data.loader import Batch, TrainingLoader
-from speakernet.files import human_bytes
-from speakernet.machine.device import choose_device
-from speakernet.training.batch_size import BatchSizeFinder, Measurement
+from speakernet.data.options import DataOptions
+from speakernet.training.batch_size import BatchSizeFinder
 from speakernet.training.optimizers import create_optimizer
 from speakernet.training.step import TrainingStep
 from speakernet.training.timing import (
@@ -44,11 +43,6 @@ from speakernet.training.timing import (
 
 DEFAULT_CLASSES = 1000
 """Classes of the head if not configured; the head is a small part of a step."""
-WORTHWHILE_GAIN = 0.15
-"""Smaller gains in speed are within timing noise and not worth retuning a recipe."""
-MIN_STEPS = 10_000
-"""Runs with fewer steps lack updates, not speed. A guess between exp01 (720 steps; with 360 it
-learned next to nothing in half of its epochs) and the recipes for VoxCeleb (100,000 and more)."""
 
 
 def measure(config: Config, num_batches: int) -> dict[str, Any]:
@@ -56,8 +50,7 @@ def measure(config: Config, num_batches: int) -> dict[str, Any]:
     `training`.
     """
     config = make_synthetic_corpus(config)
-    prepare_machine(config)
-    inputs = Inputs(config, choose_device(config.runtime))
+    inputs = Inputs(config, prepare_machine(config))
     with contextlib.closing(build_training_loader(config, inputs)) as loader:
         batches = _endless(loader)
         for _ in range(WARM_STEPS[loader.device.type]):
@@ -65,47 +58,6 @@ def measure(config: Config, num_batches: int) -> dict[str, Any]:
         # The loader is also timed alone, to show whether a run waits for data or for the network.
         times = time_batches(batches, num_batches, lambda batch: len(batch.labels), loader.device)
         return {"loader": times, "training": _measure_training(config, loader, num_batches)}
-
-
-def table(figures: Mapping[str, Any]) -> str:
-    """The figures of `measure` as a Markdown table."""
-    batch = figures["loader"]
-    steps = figures["training"]
-    rows = [
-        ("loader alone", f"{batch['utterances_per_second']:,.0f} utterances/s"),
-        (
-            "batch from the loader alone",
-            f"{1000 * batch['median_seconds']:.2f} ms (95 % under "
-            f"{1000 * batch['p95_seconds']:.2f} ms, slowest {1000 * batch['slowest_seconds']:.1f} "
-            "ms)",
-        ),
-        (
-            "training",
-            f"{steps['utterances_per_second']:,.0f} utterances/s, precision {steps['precision']}",
-        ),
-        ("step", f"{1000 / steps['steps_per_second']:.1f} ms"),
-        (
-            "step on a ready batch, with the same augmentation",
-            f"{1000 * steps['ready_step_seconds']:.1f} ms",
-        ),
-        ("waiting for data", f"{100 * steps['data_wait_share']:.1f} % of the step"),
-        (
-            "model FLOP utilisation (MFU)",
-            f"{100 * steps['mfu']:.1f} % of {steps['peak_flops'] / 1e12:.2f} TFLOP/s in "
-            f"{steps['arithmetic']}",
-        ),
-        ("epoch", f"{steps['epoch_seconds']:.1f} s"),
-    ]
-    memory = (("peak memory", "process_peak_bytes"), ("peak GPU memory", "device_peak_bytes"))
-    rows += [(name, human_bytes(steps[key])) for name, key in memory if key in steps]
-    gpu = (
-        ("GPU utilisation", "gpu_utilisation_percent", "%"),
-        ("GPU power", "gpu_power_watts", "W"),
-    )
-    rows += [(name, f"{steps[key]:.0f} {unit}") for name, key, unit in gpu if key in steps]
-    return "\n".join(
-        ["| measure | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
-    )
 
 
 def _measure_training(config: Config, loader: TrainingLoader, num_steps: int) -> dict[str, Any]:
@@ -188,8 +140,7 @@ def find_batch_size(
             f"found batch sizes {min_batch_size} to {max_batch_size}; expected 1 <= smallest <= "
             "largest"
         )
-    prepare_machine(config)
-    device = choose_device(config.runtime)
+    device = prepare_machine(config)
     precision = build_precision(config, device)
     num_classes = config.data.num_classes or DEFAULT_CLASSES
     net = build_model(config).to(device).train()
@@ -227,49 +178,12 @@ def find_batch_size(
     )
     best = finder.find(smallest, most)
     # The configured size is the reference for speed.
-    finder.measure(configured_batch_size(config))
+    finder.measure(config.data.utterances_per_batch)
     return finder, best
 
 
-def configured_batch_size(config: Config) -> int:
-    """Utterances in a batch of the configuration."""
-    return config.data.batch_size * config.data.utterances_per_speaker
-
-
-def recommendation(config: Config, configured: Measurement, best: Measurement) -> str:
-    """Advice, in one sentence, on whether to use the fastest size; counts steps if the training
-    list exists.
-    """
-    data = config.data
-    training = config.training
-    # data.batch_size counts speakers.
-    keep, take = (
-        f"--batch_size {max(measured.batch_size // data.utterances_per_speaker, 1)}"
-        for measured in (configured, best)
-    )
-    if configured.batch_size == best.batch_size:
-        return f"keep {keep}, which is the fastest"
-    if not configured.fits:
-        several = -(-configured.batch_size // best.batch_size) * training.accumulation_steps
-        accumulate = "" if config.loss.is_metric else f" --training.accumulation_steps {several}"
-        return (
-            f"use {take}{accumulate}: a batch of {configured.batch_size} does not fit into memory"
-        )
-    gain = best.throughput / configured.throughput - 1
-    if gain < WORTHWHILE_GAIN:
-        # The configured size is measured last and may be the faster one by a little.
-        return (
-            f"keep {keep}; no size is clearly faster ({best.batch_size} by "
-            f"{max(0, round(100 * gain))} %)"
-        )
-    # A larger batch means fewer steps in an epoch, which a short run cannot spare.
-    lists = [corpus.train_list for corpus in data.corpora.values()] or [data.train_list]
-    exists = all(path and Path(path).is_file() for path in lists)
-    utterances = sum(len(read_training_list(path)) for path in lists) if exists else 0
-    steps = utterances // (best.batch_size * training.accumulation_steps) * training.max_epochs
-    if exists and best.batch_size > configured.batch_size and steps < MIN_STEPS:
-        return (
-            f"keep {keep}: a batch of {best.batch_size} runs {100 * gain:.0f} % faster, but "
-            f"leaves only {steps:,} steps"
-        )
-    return f"use {take} ({100 * gain:.0f} % faster) and retune the learning rate"
+def count_utterances(data: DataOptions) -> int:
+    """Utterances in the training lists; 0 if one is missing."""
+    if not all(path and Path(path).is_file() for path in data.train_lists):
+        return 0
+    return sum(len(read_training_list(path)) for path in data.train_lists)

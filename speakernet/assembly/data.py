@@ -230,8 +230,6 @@ def _sampler(
     # Metric losses need several utterances per speaker in a batch to form pairs.
     has_pairs = data.utterances_per_speaker > 1 or config.loss.is_metric
     is_balanced = data.sampler == "balanced" or (data.sampler == "auto" and has_pairs)
-    if not is_balanced and data.utterances_per_speaker > 1:
-        raise ValueError("data.utterances_per_speaker above 1 needs data.sampler: balanced")
     kind = sampling.BalancedSampler if is_balanced else sampling.ShuffledSampler
     sampler = kind(
         training.rows.labels, data, seed=config.runtime.seed, eligible=eligible, voices=voices
@@ -396,7 +394,7 @@ def reserved_for_training(config: Config, net: nn.Module, device: torch.device) 
     data = config.data
     frames = max(data.crop_frames, data.crop_frames_max)
     # Longer crops come in smaller batches, so that a batch holds the same amount of audio.
-    batch_size = max(1, data.batch_size * data.utterances_per_speaker * data.crop_frames // frames)
+    batch_size = max(1, data.utterances_per_batch * data.crop_frames // frames)
     dtype = precision.DTYPES[precision.choose_precision(config.runtime.precision, device).value]
     return compiling.training_bytes(
         net, audio.crop_samples(frames, data.sample_rate), batch_size, dtype

@@ -63,11 +63,9 @@ def fit_plda(config: Config, inputs: Inputs, model: ModelFile, path: Path) -> No
     # fingerprint, and stores of people would no longer match the model.
     if model.contents.get("adaptation"):
         return
-    training = inputs.training
+    rows, source = inputs.training
     augment = config.augment
     rate = config.data.sample_rate
-    rows = training.rows
-    source = training.source
     if augment.microphone_probability:
         devices = (
             device_responses(augment.microphone_path, rate) if augment.microphone_path else None

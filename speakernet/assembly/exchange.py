@@ -89,9 +89,8 @@ def import_weights(arguments: argparse.Namespace) -> list[str]:
     )
     write_checkpoint(arguments.out, converted)
     spec = net.spec()
-    num_parameters = sum(weight.numel() for weight in net.parameters())
     return [
-        f"{arguments.out}: {net.model_name}, {num_parameters:,} parameters, model "
+        f"{arguments.out}: {net.model_name}, {net.num_parameters:,} parameters, model "
         f"{spec['model']['options']}, front end {spec['front_end']}",
         *notes,
         f"next: speakernet info {shlex.quote(str(arguments.out))}",

@@ -1,19 +1,17 @@
 """The stages of a run and its optional initial model.
 
 The run starts from the initial model's network, and the two are compared at the end. Each stage
-continues training with its own options, all but the first in a subfolder of the run. The table of
-learning rates and margins needs no data.
+continues training with its own options, all but the first in a subfolder of the run.
 """
 
 import contextlib
-import dataclasses
 import functools
 import gc
 import logging
-import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +20,7 @@ from speakernet import distributed
 from speakernet.assembly.data import build_training_loader, loading_facts, reserved_for_training
 from speakernet.assembly.evaluation import scores_of_model
 from speakernet.assembly.inputs import Inputs, chosen_by_validation
-from speakernet.assembly.training import Parts, Validate, build_loss, build_schedules, build_trainer
+from speakernet.assembly.training import Parts, Validate, build_loss, build_trainer
 from speakernet.checkpoint import read_checkpoint, read_own_checkpoint
 from speakernet.config import ConfigError
 from speakernet.config.loading import save_config
@@ -39,7 +37,7 @@ from speakernet.models.model_file import is_model_file, load_initial_weights
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.random import derive_seed
 from speakernet.run_folder import AVERAGE, BEST, CHECKPOINTS, CONFIG, LAST, stage_folder
-from speakernet.terminal import counted, text_table
+from speakernet.terminal import counted
 from speakernet.training.checkpoints import adopt_better, find_checkpoint, set_aside_older
 from speakernet.training.optimizers import WeightAverage
 from speakernet.training.options import LARGEST_SEED
@@ -92,7 +90,7 @@ def refuse_other_network(config: Config, net: SpeakerNet) -> dict[str, str]:
     """
     # Rank 0 writes the run folder; other machines may not see it. Every rank must take part, with
     # or without a model.
-    is_resumed = distributed.from_main((Path(config.training.save_path) / LAST).exists)
+    is_resumed = distributed.from_main((config.run_folder / LAST).exists)
     if not config.training.initial_model:
         return {}
     path = Path(config.training.initial_model)
@@ -149,7 +147,7 @@ def begin_with_initial_model(
     if not config.training.initial_model:
         return None
     path = Path(config.training.initial_model)
-    resumed = distributed.from_main(lambda: find_checkpoint(Path(config.training.save_path)))
+    resumed = distributed.from_main(lambda: find_checkpoint(config.run_folder))
     if resumed:
         logger.info(
             "initial model %s is not read, because the run resumes from %s", path, resumed[0]
@@ -212,12 +210,12 @@ def compared_with_initial_model(
             )
     for warning in warnings:
         logger.warning("%s", warning)
-    results = dataclasses.replace(
+    results = replace(
         results,
         initial_model={**facts, "sentences": sentences},
         warnings=[*(results.warnings or []), *warnings],
     )
-    return dataclasses.replace(evaluation, results=results)
+    return replace(evaluation, results=results)
 
 
 def _compare(
@@ -292,7 +290,7 @@ class StagedRun:
         self.stop = stop
         self.changed_lists = changed_lists
         """Names of the lists whose contents have changed since the run was finished."""
-        run_folder = Path(config.training.save_path)
+        run_folder = config.run_folder
         self.folders = [run_folder]
         for number, (name, _) in enumerate(self.stages[1:], start=1):
             self.folders.append(stage_folder(run_folder, number, name))
@@ -348,7 +346,7 @@ class StagedRun:
                 advise=lambda share: data_wait_advice(share, loading_facts(loader)),
             )
             if name:
-                stage = dataclasses.replace(
+                stage = replace(
                     stage, name=f"{name} stage", more_epochs=f"epochs: {{}} in the {name} stage"
                 )
                 logger.info(
@@ -469,75 +467,3 @@ def _load_evaluated_weights(
         )
         average.swap()
         logger.info("starting from the moving average of the previous stage's weights")
-
-
-SHOWN_STEPS = 2_000_000
-"""Steps of an epoch in a table of the schedule, which is made before the list is read.
-
-So many that the last step of an epoch has the rate at its end, but for a schedule that falls there.
-"""
-
-
-class ScheduledEpoch(NamedTuple):
-    """Learning rate and margin of the first and last step of an epoch, counted from 1.
-
-    There is no margin if the loss has none.
-    """
-
-    stage: str
-    epoch: int
-    learning_rates: tuple[float, float]
-    margins: tuple[float, float] | None
-
-
-def scheduled_epochs(config: Config) -> list[ScheduledEpoch]:
-    """For each stage, the first and last epochs, the end of warm-up, and start, middle and end of
-    the margin ramp.
-    """
-    scheduled = []
-    for name, stage in stages_of(config).items():
-        # The schedules of a real run, because a second formula could differ from them. Two
-        # speakers, because no list is read.
-        schedules = build_schedules(stage, build_loss(stage, 2), SHOWN_STEPS)
-        rate = schedules.learning_rate
-        margin = schedules.margin
-        for epoch in _shown_epochs(stage):
-            # The next step belongs to the next epoch, in which a step schedule may have fallen.
-            first = epoch * SHOWN_STEPS
-            last = first + SHOWN_STEPS - 1
-            margins = (margin(first), margin(last)) if margin else None
-            scheduled.append(ScheduledEpoch(name, epoch + 1, (rate(first), rate(last)), margins))
-    return scheduled
-
-
-def _shown_epochs(config: Config) -> list[int]:
-    """Epochs at which rate or margin change their course, counted from 0."""
-    schedule = config.schedule
-    num_epochs = config.training.max_epochs
-    epochs = {0, num_epochs - 1, max(0, math.ceil(schedule.warmup_epochs) - 1)}
-    if schedule.margin != "constant":
-        begin = schedule.margin_begin_epoch
-        end = schedule.margin_end_epoch
-        epochs |= {int(begin), int((begin + end) / 2), math.ceil(end) - 1, math.ceil(end)}
-    # A ramp may end after the run does.
-    return sorted(epochs & set(range(num_epochs)))
-
-
-def schedule_table(config: Config) -> str:
-    """`scheduled_epochs` as a table of text."""
-    rows = [("epoch", "learning rate", "margin")]
-    for epoch in scheduled_epochs(config):
-        name = f"{epoch.epoch} of the {epoch.stage} stage" if epoch.stage else str(epoch.epoch)
-        margins = _span(epoch.margins) if epoch.margins else "none"
-        rows.append((name, _span(epoch.learning_rates), margins))
-    lines = text_table(rows)
-    if config.schedule.name == "plateau":
-        lines.append(
-            "plateau: multiplies the rate by schedule.decay whenever the EER stops falling, which "
-            "is not shown here"
-        )
-    return "\n".join(lines)
-
-
-def _span(values: tuple[float, float]) -> str:
-    return " to ".join(dict.fromkeys(f"{value:.3g}" for value in values))

@@ -4,7 +4,6 @@ Stages, checks, validation, evaluation, mean embedding and cohort share them, be
 of a million rows takes a second, and reading its audio headers takes minutes.
 """
 
-import dataclasses
 import functools
 import logging
 import zlib
@@ -18,6 +17,7 @@ import torch
 from speakernet import distributed
 from speakernet.config import Config, ConfigError
 from speakernet.config.schema import with_options
+from speakernet.corpora.pairs import hold_out
 from speakernet.corpora.synthetic import is_synthetic, make_corpus
 from speakernet.data.batches import speed_fractions
 from speakernet.data.lists import (
@@ -40,8 +40,7 @@ HEADER_THREADS = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class TrainingInput:
+class TrainingInput(NamedTuple):
     """A training list and its audio."""
 
     rows: TrainingList
@@ -118,9 +117,11 @@ class Inputs:
 
     def has_training_list(self) -> bool:
         """Whether the training list, or every list of several corpora, exists."""
-        data = self._data
-        lists = [corpus.train_list for corpus in data.corpora.values()] or [data.train_list]
-        return all(path and Path(path).exists() for path in lists)
+        return all(path and Path(path).exists() for path in self._data.train_lists)
+
+    def training_if_listed(self) -> TrainingInput | None:
+        """The training list, unless its file is missing."""
+        return self.training if self.has_training_list() else None
 
     @property
     def enrolment(self) -> str:
@@ -130,8 +131,7 @@ class Inputs:
 
     def trial_lists(self) -> list[TrialInput]:
         """All trial lists of a training run; some may be the same."""
-        beside = self.beside(self.test) if self._data.test_lists else {}
-        return [self.validation, self.test, *beside.values()]
+        return [self.validation, self.test, *self.beside(self.test).values()]
 
     def corpus_facts(self) -> dict[str, Any]:
         """What the network is trained on, as plain values for its model file."""
@@ -160,10 +160,9 @@ class Inputs:
         }
         if self.enrolment:
             checksums["data.enrolment_list (SHA-256)"] = self.enrolment
-        if self._data.test_lists:
-            for name, (trials, source) in self._named.items():
-                checksums[f"data.test_lists.{name} (SHA-256)"] = trials.sha256
-                checksums[f"the audio of data.test_lists.{name}"] = source.identity
+        for name, (trials, source) in self._named.items():
+            checksums[f"data.test_lists.{name} (SHA-256)"] = trials.sha256
+            checksums[f"the audio of data.test_lists.{name}"] = source.identity
         if not of_training:
             return checksums
         training = self.training
@@ -246,19 +245,15 @@ class Inputs:
 
         parts = {}
         for name, corpus in self._data.corpora.items():
-            part = self.training_input(corpus.train_list, corpus.train_path)
-            parts[name] = part.rows, part.source
+            parts[name] = self.training_input(corpus.train_list, corpus.train_path)
         return TrainingInput(*join(parts, self._data))
 
     @functools.cached_property
     def _held_out(self) -> tuple[TrainingInput, TrialInput]:
         """The training list split by `data.validation_speakers`."""
-        # Late: a run with its own validation list makes no trials.
-        from speakernet.corpora.pairs import hold_out
-
         # The split comes before any other use of the list, so that classes, mean embedding and
         # cohort are without the held-out speakers.
-        rows, source = self.listed.rows, self.listed.source
+        rows, source = self.listed
         split = hold_out(rows, self._data.validation_speakers, self._seed)
         trials = split.trials
         logger.info("%s: %d trials choose the best checkpoint", trials.source, len(trials))
@@ -291,9 +286,7 @@ def make_synthetic_corpus(config: Config) -> Config:
     data = config.data
     augment = config.augment
     folder = data.synthetic_corpus
-    train_list = data.train_list
-    if data.corpora:
-        train_list = next(iter(data.corpora.values())).train_list
+    train_list = data.train_lists[0]
     if not folder:
         return config
     if train_list and data.test_list:

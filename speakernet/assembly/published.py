@@ -2,65 +2,26 @@
 cache.
 
 A name is an entry of published.yaml, or a Hugging Face hub repository written by `speakernet push`.
-The importers read the checkpoints of published.yaml without running code from them.
 """
 
-import functools
-import importlib
 import os
-import re
-from collections.abc import Mapping, Sequence
-from importlib import resources
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from speakernet.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
+from speakernet.checkpoint import CheckpointError, write_checkpoint
 from speakernet.corpora.download import DownloadOptions, RemoteFile, download_file
 from speakernet.corpora.steps import Folder
 from speakernet.data.lookup import default_cache_folder
-from speakernet.files import atomic_write, exclusive, free_name, place, read_yaml, sha256_of
+from speakernet.files import atomic_write, exclusive, place
 from speakernet.inference import verifier
-from speakernet.models.importers import PUBLISHED, import_network
-from speakernet.models.model_file import load_model_file, model_file_contents
+from speakernet.models import published
 from speakernet.options import lookup
 from speakernet.terminal import Bar
 
-MODEL_FILE = "model.pt"
-"""Name of the model file in a repository written by `push`."""
-CARD = """---
-library_name: speakernet
-tags: [speaker-verification, speaker-recognition, audio]
-license: {licence}
----
-# {title}
-
-A speaker-verification model: {model}, {parameters:,} parameters, {dim}-dimensional embeddings of
-speech at {rate} Hz.
-It does not detect replayed or synthetic voices.
-
-{facts}
-
-```python
-import speakernet
-
-verifier = speakernet.load("{name}")
-verifier.verify("a.wav", "b.wav", threshold=0.4)
-```
-"""
-NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+(@[\w.-]+)?")
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".model", ".safetensors", ".onnx")
-IN_CARD = (
-    "licence",
-    "trained_on",
-    "imported_from",
-    "address",
-    "sha256",
-    "initial_model",
-    "best_eer_percent",
-    "epoch",
-)
 
 
 def load(
@@ -83,20 +44,9 @@ def load(
     return verifier.load(path_of(path), device, local_rank)
 
 
-@functools.cache
-def catalogue() -> dict[str, dict[str, Any]]:
-    """The published models by name, from published.yaml."""
-    return dict(
-        read_yaml(
-            resources.files(__package__).joinpath("published.yaml").read_text("utf-8"),
-            "published.yaml",
-        )
-    )
-
-
 def cached(name: str) -> Path:
     """The path of a catalogue entry's model file in the cache, whether fetched or not."""
-    suffix = ".onnx" if "segmentation" in catalogue()[name] else ".pt"
+    suffix = ".onnx" if "segmentation" in published.catalogue()[name] else ".pt"
     return default_cache_folder() / "models" / f"{name}{suffix}"
 
 
@@ -108,27 +58,33 @@ def path_of(name: str | Path) -> Path:
     text = str(name)
     # OWNER/NAME looks like a path. With the suffix of a model file, or in an existing folder, it is
     # a mistyped path, which must not be looked up on the internet.
-    is_of_hub = NAME.fullmatch(text) and path.suffix not in SUFFIXES and not path.parent.exists()
-    return fetch(text) if not path.exists() and (is_of_hub or text in catalogue()) else path
+    is_of_hub = (
+        published.NAME.fullmatch(text) and path.suffix not in SUFFIXES and not path.parent.exists()
+    )
+    if path.exists() or not (is_of_hub or text in published.catalogue()):
+        return path
+    return fetch(text)
 
 
 def fetch(name: str) -> Path:
     """The path of a name's model file, fetched and checked by SHA-256 if necessary."""
     # The catalogue has names with owners too, and it knows their checksums.
     owner, slash, _ = name.partition("/")
-    if slash and not any(known.startswith(f"{owner}/") for known in catalogue()):
+    if slash and not any(known.startswith(f"{owner}/") for known in published.catalogue()):
         repository, _, revision = name.partition("@")
-        file, of_hub = _in_repository(name, repository, revision or "main", [MODEL_FILE])
-        _checked(file, of_hub, name)
+        file, of_hub = published.find_in_repository(
+            name, repository, revision or "main", [published.MODEL_FILE]
+        )
+        published.check_digest(file, of_hub, name)
         return file
-    entry = lookup(catalogue(), name, "published model")
+    entry = lookup(published.catalogue(), name, "published model")
     target = cached(name)
     # Processes of one run ask for the same model at once, and only one may fetch it.
     with exclusive(target.parent, waits=True):
         if target.is_file():
             return target
         if "hub" in entry:
-            file, of_hub = _in_repository(name, entry["hub"], "main", entry["files"])
+            file, of_hub = published.find_in_repository(name, entry["hub"], "main", entry["files"])
         else:
             file = _from_address(name, entry, target)
             of_hub = ""
@@ -136,55 +92,20 @@ def fetch(name: str) -> Path:
         # fetch, the hub's.
         note = target.with_suffix(".sha256")
         first = note.read_text("utf-8").strip() if note.is_file() else of_hub
-        digest = _checked(file, entry.get("sha256") or first, name)
+        digest = published.check_digest(file, entry.get("sha256") or first, name)
         if "segmentation" in entry:
             target.parent.mkdir(parents=True, exist_ok=True)
             place(file.resolve(), target)
             return target
         # Converted only once, so that later a published model loads as fast as any model file.
-        net, _ = import_network(
-            PUBLISHED[entry["importer"]], entry["model"], read_checkpoint(file), file
-        )
+        contents = published.convert(name, entry, file, digest)
         with atomic_write(note) as kept:
             kept.write(digest)
-        facts = {
-            "imported_from": entry["importer"],
-            "name": name,
-            "sha256": digest,
-            "address": f"{entry['hub']}/{file.name}" if "hub" in entry else entry["url"],
-            "licence": entry.get("licence", "not given"),
-            "trained_on": entry["trained_on"],
-            "published_eer_percent": entry.get("eer", {}),
-        }
-        write_checkpoint(
-            target, model_file_contents(net, loss_normalizes=True, training_summary=facts)
-        )
+        write_checkpoint(target, contents)
         if "hub" not in entry:
             # A file in the cache of the hub stays, because other programs use it too.
             file.unlink()
     return target
-
-
-def _in_repository(
-    name: str, repository: str, revision: str, files: Sequence[str]
-) -> tuple[Path, str]:
-    """The first of `files` that a hub repository has, as a path in the hub's cache, and the hub's
-    SHA-256 of it.
-    """
-    what = name if name == repository else f"{name}: {repository}"
-    folder = importlib.import_module("speakernet.models.hub").snapshot(
-        repository, revision, files, what
-    )
-    # Repositories do not all use the same name for their weights.
-    paths = [folder / name_of_file for name_of_file in files]
-    file = next((path for path in paths if path.is_file()), None)
-    if file is None:
-        raise CheckpointError(
-            f"{name}: the repository {repository} has no {' or '.join(files)}; check the name"
-        )
-    # The hub's cache names a large file by its SHA-256.
-    blob = file.resolve().name
-    return file, blob if re.fullmatch("[0-9a-f]{64}", blob) else ""
 
 
 def _from_address(name: str, entry: Mapping[str, Any], target: Path) -> Path:
@@ -201,48 +122,3 @@ def _from_address(name: str, entry: Mapping[str, Any], target: Path) -> Path:
     )
     with Bar(f"fetch {name}", entry.get("bytes"), "B") as bar:
         return download_file(file, Folder(target.parent), DownloadOptions(), bar.update)
-
-
-def _checked(file: Path, expected: str, name: str) -> str:
-    """The file's SHA-256; if it differs from `expected` (unless that is empty), move the file aside
-    and refuse it.
-    """
-    found = sha256_of(file)
-    if expected and found != expected:
-        content = file.resolve()
-        # Kept, because it may be a newer file of the publisher, and fetching it again takes long.
-        aside = content.rename(free_name(content, "wrong"))
-        # In the hub's cache, the file is a link to its content.
-        file.unlink(missing_ok=True)
-        raise CheckpointError(
-            f"{name}: {file.name} has SHA-256 {found} instead of {expected} and was moved to "
-            f"{aside}. Fetch it again; if it still differs, the publisher has replaced the file"
-        )
-    return found
-
-
-def push(path: str | Path, name: str, *, licence: str, is_private: bool) -> str:
-    """Upload a model file and a model card to a hub repository; return its address."""
-    if not NAME.fullmatch(name):
-        raise ValueError(f"{name}: expected OWNER/NAME, the name of a repository on the hub")
-    model = load_model_file(path)
-    net = model.net
-    # The card names the origin of the weights, because their licence binds every user.
-    summary = dict(model.contents.get("training_summary") or {})
-    if licence:
-        summary["licence"] = licence
-    facts = [f"- {key.replace('_', ' ')}: {summary[key]}" for key in IN_CARD if summary.get(key)]
-    card = CARD.format(
-        name=name,
-        title=name.partition("/")[2],
-        model=net.model_name,
-        dim=net.embedding_dim,
-        rate=net.sample_rate,
-        parameters=sum(weight.numel() for weight in net.parameters()),
-        licence=summary.get("licence", "not given").lower().replace("not given", "unknown"),
-        facts="\n".join(facts),
-    )
-    files = {MODEL_FILE: Path(path), "README.md": card.encode()}
-    return str(
-        importlib.import_module("speakernet.models.hub").push(name, files, is_private=is_private)
-    )

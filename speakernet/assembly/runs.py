@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import logging
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,23 +36,15 @@ from speakernet.config import Config, ConfigError, LoadedConfig
 from speakernet.config.schema import stages_of
 from speakernet.distributed import refuse_differences
 from speakernet.evaluation.evaluate import Evaluation
-from speakernet.evaluation.files import read_results
+from speakernet.evaluation.provenance import earlier_report, with_earlier_lists
 from speakernet.evaluation.results import Results
 from speakernet.files import human_bytes, sha256_of
-from speakernet.machine.device import choose_device, find_device
+from speakernet.machine.device import find_device
 from speakernet.machine.facts import system_info, usable_cores
 from speakernet.models.model_file import voices_caution
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.random import seed_everything
-from speakernet.run_folder import (
-    BEST,
-    LAST,
-    PLOTS,
-    RESULTS,
-    evaluation_folder,
-    held,
-    is_reported,
-)
+from speakernet.run_folder import BEST, LAST, PLOTS, evaluation_folder, held, is_reported
 from speakernet.terminal import counted
 from speakernet.training.stopping import StopRequest
 from speakernet.training.trackers import TEST_FIGURES, Trackers
@@ -129,10 +121,9 @@ def _train_and_report(config: Config) -> TrainingOutcome:
     # and the command that started a run also resumes it. With several processes, every rank comes
     # through all of these lines. They may not see the same disks, so what rank 0 alone may know
     # passes through `from_main`, and what must be the same is compared before it matters.
-    run_folder = Path(config.training.save_path)
-    prepare_machine(config)
+    run_folder = config.run_folder
+    device = prepare_machine(config)
     logger.debug("machine: %s", system_info())
-    device = choose_device(config.runtime)
     # Before the network is built, because its weights are drawn from torch's global generator.
     seed_everything(config.runtime.seed)
     net = build_model(config)
@@ -143,16 +134,22 @@ def _train_and_report(config: Config) -> TrainingOutcome:
     config = with_default_paths(make_synthetic_corpus(config))
     inputs = Inputs(config, device)
     check_inputs(config, inputs, net)
-    checksums = inputs.checksums()
-    refuse_differences({**checksums, **initial_model})
-    million = sum(parameter.numel() for parameter in net.parameters()) / 1e6
+    refuse_differences({**inputs.checksums(), **initial_model})
+    million = net.num_parameters / 1e6
     epochs = counted(config.training.max_epochs, "epoch")
     what = f"{config.model.name} ({million:.2f} million parameters) for {epochs}"
     logger.info("training %s in %s; the progress bar shows the time left", what, run_folder)
     stop = StopRequest()
     validate = build_validation(config, inputs, net, stop.is_requested)
-    beside = inputs.beside(inputs.test) if config.data.test_lists else {}
-    earlier, changed = distributed.from_main(lambda: _earlier_report(run_folder, checksums, beside))
+    beside = inputs.beside(inputs.test)
+    now = {
+        "training": inputs.training.rows.sha256,
+        "validation": inputs.validation.trials.sha256,
+        "trials": inputs.test.trials.sha256,
+        "enrolment": inputs.enrolment,
+    }
+    of_others = {name: listed.trials.sha256 for name, listed in beside.items()}
+    earlier, changed = distributed.from_main(lambda: earlier_report(run_folder, now, of_others))
     of_training = [name for role, name in changed if role not in ("trials", "enrolment")]
     summary = StagedRun(config, inputs, net, validate, stop, of_training).train()
     # Rank 0 writes best.pt, which may not be visible on other machines.
@@ -184,7 +181,7 @@ def _train_and_report(config: Config) -> TrainingOutcome:
         performance = summary["performance"] if is_trained else best.get("performance")
         results = dataclasses.replace(evaluation.results, performance=performance)
         if summary["changed_lists"]:
-            results = _with_earlier_lists(results, earlier, of_training)
+            results = with_earlier_lists(results, earlier, of_training)
         evaluation = dataclasses.replace(evaluation, results=results)
         if distributed.is_main():
             _write_evaluations(evaluation, run_folder, run_folder)
@@ -192,62 +189,9 @@ def _train_and_report(config: Config) -> TrainingOutcome:
     return TrainingOutcome(summary, evaluation, run_folder)
 
 
-def _earlier_report(
-    run_folder: Path, checksums: Mapping[str, str], beside: Iterable[str]
-) -> tuple[Results, list[tuple[str, str]]]:
-    """The report of the run's best model, if there is one, and role and name of the lists whose
-    contents have changed since.
-    """
-    earlier = read_results(run_folder / RESULTS)
-    now = {
-        "training": checksums["data.train_list (SHA-256)"],
-        "validation": checksums["data.validation_list (SHA-256)"],
-        "trials": checksums["data.test_list (SHA-256)"],
-        "enrolment": checksums.get("data.enrolment_list (SHA-256)", ""),
-    }
-    changed = _changed_lists(earlier, now)
-    for name in beside:
-        other = read_results(evaluation_folder(run_folder, name) / RESULTS)
-        changed += _changed_lists(other, {"trials": checksums[f"data.test_lists.{name} (SHA-256)"]})
-    # A report that was followed by more training is older than the model; dates would not show this
-    # in a copied folder.
-    best = run_folder / BEST
-    reported = (earlier.checkpoint or {}).get("sha256")
-    if changed and best.is_file() and sha256_of(best) == reported:
-        return earlier, changed
-    return Results(), []
-
-
-def _changed_lists(results: Results, now: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Role and name of the lists of a report whose SHA-256 differs from the current one."""
-    changed = []
-    for listed in results.lists or []:
-        role = listed["role"]
-        if role in now and listed["sha256"] != now[role]:
-            changed.append((role, listed["name"]))
-    return changed
-
-
-def _with_earlier_lists(results: Results, earlier: Results, changed: Sequence[str]) -> Results:
-    """New results of a model that was trained on the lists of an earlier report."""
-    of_model = {listed["role"]: listed for listed in earlier.lists or []}
-    of_model.pop("trials", None)
-    lists = [of_model.get(listed["role"], listed) for listed in results.lists or []]
-    warning = (
-        f"the model was trained before {' and '.join(changed)} changed; the SHA-256 on this page "
-        "is that of the list it was trained with"
-    )
-    return dataclasses.replace(
-        results,
-        lists=lists,
-        training=earlier.training,
-        warnings=[*(results.warnings or []), warning],
-    )
-
-
 def _send_results(config: Config, results: Results, summary: Mapping[str, Any]) -> None:
     """Send the figures of the test, its plots and the model to the trackers."""
-    run_folder = Path(config.training.save_path)
+    run_folder = config.run_folder
     plots = [run_folder / PLOTS / f"{name}.png" for name in PLOTS_OF_ERRORS]
     figures = {name: value for name, value in results.to_dict().items() if name in TEST_FIGURES}
     steps = int(summary["steps"])
@@ -263,7 +207,7 @@ def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, list[Path]]:
     """
     refuse_differences({"the command": "scoring (--eval)"})
     config = loaded.config
-    run_folder = Path(config.training.save_path)
+    run_folder = config.run_folder
     model = Path(config.training.initial_model or run_folder / BEST)
     if not distributed.from_main(model.is_file):
         raise ConfigError(
@@ -272,10 +216,10 @@ def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, list[Path]]:
             "--trials LIST`"
         )
     refuse_differences(_compared_options(config))
-    prepare_machine(config)
+    device = prepare_machine(config)
     logger.debug("machine: %s", system_info())
     config = with_default_paths(make_synthetic_corpus(config))
-    inputs = Inputs(config, choose_device(config.runtime))
+    inputs = Inputs(config, device)
     # On another machine, a different file may have this path.
     weights = sha256_of(model) if model.is_file() else "no such file"
     refuse_differences({**inputs.checksums(of_training=False), f"{model} (SHA-256)": weights})
@@ -331,7 +275,7 @@ def check_options(config: Config) -> list[Finding]:
 
 def _space_findings(config: Config, net: SpeakerNet) -> list[Finding]:
     """An error if the disk lacks space for the checkpoints of a run."""
-    folder = Path(config.training.save_path).absolute()
+    folder = config.run_folder.absolute()
     weights = sum(weight.numel() * weight.element_size() for weight in net.parameters())
     # Weights, two optimizer moments, and the average. A lower bound, because the head comes on top.
     last = weights * (3 + (config.training.ema_decay > 0))

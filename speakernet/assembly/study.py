@@ -14,10 +14,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any
 
 import yaml
-from annotated_types import MinLen
 
 from speakernet.assembly.inputs import make_synthetic_corpus, with_default_paths
 from speakernet.config import Config, LoadedConfig
@@ -27,24 +26,23 @@ from speakernet.corpora.pairs import hold_out
 from speakernet.corpora.trial_lists import write_held_out
 from speakernet.data.lists import read_training_list, read_trials
 from speakernet.evaluation.figures import why_no_error_rate
-from speakernet.evaluation.files import (
-    find_scores,
-    metrics_of_stages,
-    read_results,
-    seconds_of_steps,
-)
 from speakernet.evaluation.report.page import Table
 from speakernet.evaluation.speakers import speakers_of
-from speakernet.evaluation.study import study_table
-from speakernet.files import atomic_write, parallel_map, read_yaml_file
+from speakernet.evaluation.study import (
+    RECORDS,
+    Plan,
+    Run,
+    name_of_files,
+    read_records,
+    record_of,
+    study_table,
+)
+from speakernet.files import atomic_write, parallel_map
 from speakernet.machine.facts import usable_cores
-from speakernet.options import CountOrZero, OptionError, Options
-from speakernet.run_folder import BEST, RESULTS, GrowingFile
+from speakernet.run_folder import BEST, GrowingFile
 
 logger = logging.getLogger(__name__)
 
-RECORDS = "results.jsonl"
-RUNS = "runs"
 VARIANTS = "variants"
 PROTOCOL = "protocol"
 PROTOCOL_SEED = 1
@@ -59,76 +57,6 @@ SET_BY_STUDY = {
     "training.save_path": "every run has a folder below --save_path",
     "eval": "a study trains its variants",
 }
-Settings = Mapping[str, Any]
-
-
-class Plan(Options):
-    """The variants to compare, as a YAML file."""
-
-    recipe: Annotated[str, MinLen(1)]
-    """Configuration file or packaged recipe of all variants."""
-    seeds: Annotated[list[CountOrZero], MinLen(1)]
-    """Seeds of every variant."""
-    reference: str
-    """The variant that the others are compared with."""
-    variants: dict[str, dict[str, Any] | None]
-    """Name -> section -> option -> value, besides `common`."""
-    common: dict[str, Any] | None = None
-    """Section -> option -> value, for all runs."""
-    held_out_speakers: CountOrZero = 0
-    """Speakers of the training list who are not trained on; the trials are among them; 0: the
-    trials are data.test_list."""
-
-    def changes(self, variant: str) -> dict[str, Any]:
-        """The options of a variant without the common ones."""
-        return self.variants[variant] or {}
-
-    def settings(self, variant: str) -> dict[str, Any]:
-        """All options of a variant."""
-        settings = dict(self.common or {})
-        for name, value in self.changes(variant).items():
-            if isinstance(value, Mapping):
-                value = {**(settings.get(name) or {}), **value}
-            settings[name] = value
-        return settings
-
-    def is_only_scored(self, variant: str) -> bool:
-        """Whether a variant scores the reference's models instead of training."""
-        names = {name.partition(".")[0] for name in self.changes(variant)}
-        return variant != self.reference and names == {"evaluation"}
-
-
-def read_plan(path: Path) -> Plan:
-    """The plan in a file; ValueError if there is no such file or it is not a plan."""
-    values = read_yaml_file(path, "the plan of a study")
-    if not isinstance(values, dict):
-        raise ValueError(f"{path}: expected the keys {', '.join(Plan.model_fields)}")
-    try:
-        plan = Plan(**values)
-    except OptionError as error:
-        raise ValueError(f"{path}: {error.field} {error.found}") from error
-    if plan.reference not in plan.variants:
-        raise ValueError(
-            f"{path}: reference: {plan.reference}; expected one of {', '.join(plan.variants)}"
-        )
-    if len(set(map(_name_of_files, plan.variants))) < len(plan.variants):
-        raise ValueError(f"{path}: the names of variants must differ in letters or digits")
-    return plan
-
-
-class Run(NamedTuple):
-    """A variant with a seed."""
-
-    variant: str
-    seed: int
-
-    def __str__(self) -> str:
-        return f"{self.variant}, seed {self.seed}"
-
-    @property
-    def folder(self) -> Path:
-        """The run folder, relative to the study's."""
-        return Path(RUNS, _name_of_files(self.variant), f"seed_{self.seed}")
 
 
 class Study:
@@ -178,7 +106,7 @@ class Study:
         """
         # A study may take days, and its plan is edited meanwhile. New variants and seeds are fine,
         # but the name of a variant must keep its meaning.
-        for record in self.records():
+        for record in read_records(self.folder):
             name = record["variant"]
             if name not in variants:
                 continue
@@ -209,7 +137,7 @@ class Study:
 
     def carry_out(self, variants: Sequence[str], num_processes: int) -> list[Run]:
         """Train and score what is missing; returns the runs that failed."""
-        done = {(record["variant"], record["seed"]) for record in self.records()}
+        done = {(record["variant"], record["seed"]) for record in read_records(self.folder)}
         environment = dict(os.environ)
         if num_processes > 1:
             # Runs that share cores would wait for each other.
@@ -227,23 +155,9 @@ class Study:
             failed += [run for run, is_done in zip(runs, results, strict=True) if not is_done]
         return failed
 
-    def records(self) -> list[dict[str, Any]]:
-        """The results so far, in the order in which the runs ended."""
-        path = self.folder / RECORDS
-        if not path.is_file():
-            return []
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
     def table(self, variants: Sequence[str]) -> Table:
         """The results so far."""
-        return study_table(
-            self.records(),
-            variants,
-            self.plan.reference,
-            lambda record: self.folder / record["scores"],
-            self._trials,
-            self._speakers,
-        )
+        return study_table(self.folder, variants, self.plan.reference, self._trials, self._speakers)
 
     def _carry_out(self, run: Run, environment: Mapping[str, str]) -> bool:
         """Train or score, and record the results; returns whether that succeeded."""
@@ -272,23 +186,8 @@ class Study:
         if status:
             logger.error("%s: failed with status %d; see %s", run, status, folder / OUTPUT)
             return False
-        # Found by their trials, because a run with several lists has several score files.
-        scores = find_scores(folder, self._trials)[0]
-        results = read_results(scores.with_name(RESULTS))
-        # Steps alone: evaluations and interruptions are not part of the cost of a variant.
-        seconds = None if is_scored else round(seconds_of_steps(metrics_of_stages(folder)), 1)
-        record = {
-            "variant": run.variant,
-            "seed": run.seed,
-            "recipe": self.plan.recipe,
-            "settings": self.plan.settings(run.variant),
-            "eer_percent": results.eer_percent,
-            "min_dcf": results.min_dcf,
-            "training_seconds": seconds,
-            "scores": scores.relative_to(self.folder).as_posix(),
-            "date": results.date,
-        }
-        logger.info("%s: EER %.2f %%", run, results.eer_percent)
+        record = record_of(self.plan, run, self.folder, self._trials)
+        logger.info("%s: EER %.2f %%", run, record["eer_percent"])
         # Appended when a run ends, so that a killed study loses only the runs in progress.
         return GrowingFile(self.folder / RECORDS).append((json.dumps(record) + "\n").encode())
 
@@ -298,7 +197,7 @@ class Study:
 
     def _words_of(self, variant: str) -> list[str]:
         """The configuration of a variant, as on a command line; its file is written first."""
-        path = self.folder / VARIANTS / f"{_name_of_files(variant)}.yaml"
+        path = self.folder / VARIANTS / f"{name_of_files(variant)}.yaml"
         with atomic_write(path) as file:
             yaml.safe_dump(self.plan.settings(variant), file, sort_keys=False)
         # After the files on the command line, so that it holds.
@@ -344,7 +243,7 @@ def _test_list_of(config: Config) -> str:
     return data.test_list or next(iter(data.test_lists.values())).list
 
 
-def _keys_in(settings: Settings) -> Iterator[str]:
+def _keys_in(settings: Mapping[str, Any]) -> Iterator[str]:
     """The dotted keys of options in sections."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
@@ -352,13 +251,3 @@ def _keys_in(settings: Settings) -> Iterator[str]:
         else:
             # A plan may use short names, which must be recognised as the options they stand for.
             yield ALIASES.get(name, name)
-
-
-def _name_of_files(variant: str) -> str:
-    """A variant's name in file names.
-
-    >>> _name_of_files("speeds 3, half real")
-    'speeds_3_half_real'
-    """
-    letters = (letter if letter.isalnum() or letter in "-." else " " for letter in variant)
-    return "_".join("".join(letters).split())

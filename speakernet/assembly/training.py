@@ -10,9 +10,7 @@ import importlib.util
 import logging
 import math
 import os
-import platform
-import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,20 +24,23 @@ from speakernet.config.problems import (
     options_without_effect,
     training_problems,
 )
-from speakernet.config.schema import Config
+from speakernet.config.schema import Config, stages_of
 from speakernet.data.augment.codecs import refuse_lacking
 from speakernet.data.lookup import default_cache_folder
 from speakernet.frontend.perturbation import keep_draws_eager
 from speakernet.losses.classification import SpeakerLoss
 from speakernet.losses.options import LOSSES
-from speakernet.machine.device import find_device
+from speakernet.losses.sharded import shard_head
+from speakernet.machine.device import choose_device, find_device
 from speakernet.machine.settings import optimize_torch_settings
 from speakernet.models.layers import is_safe_in_channels_last
 from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.options import PLUGIN_MODULES, Choice, create, lookup
+from speakernet.parallel.sync_norm import synchronize_norms
 from speakernet.random import derive_seed
 from speakernet.run_folder import BEST, PROFILE
+from speakernet.terminal import counted
 from speakernet.training import (
     checkpoints,
     compiling,
@@ -49,6 +50,7 @@ from speakernet.training import (
     threads,
     trainer,
 )
+from speakernet.training.exchange import SeveralProcesses
 from speakernet.training.precision import Precision, choose_precision
 from speakernet.training.protocols import Loader
 from speakernet.training.recording import record_steps
@@ -64,10 +66,15 @@ Validate = Callable[[int], Mapping[str, Any]]
 
 MINING_STREAM = 103
 """Together with the run's seed, the key of the random stream for mining triplets."""
+MIN_CROPS = 32
+"""Crops per process from which `runtime.sync_batch_norm: auto` keeps statistics local, as published
+recipes do."""
 
 
-def prepare_machine(config: Config) -> None:
-    """Apply the machine switches of `runtime` to torch, and choose where compiled code is kept."""
+def prepare_machine(config: Config) -> torch.device:
+    """Apply the machine switches of `runtime` to torch, choose where compiled code is kept, and
+    return the chosen device.
+    """
     # Unlike torch's own folder in /tmp it stays, so that a second run of a network compiles in
     # seconds. Before an optimizer is made, which imports the compiler.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(default_cache_folder() / "compiled"))
@@ -78,12 +85,13 @@ def prepare_machine(config: Config) -> None:
         varies_lengths=config.data.crop_frames_max > config.data.crop_frames,
     )
     logger.debug("torch settings: %s", applied)
+    return choose_device(config.runtime)
 
 
 def build_model(config: Config) -> SpeakerNet:
     """Build the configured network with fresh weights."""
     model = config.model
-    best = Path(config.training.save_path) / BEST
+    best = config.run_folder / BEST
     if best.is_file():
         # A pretrained backbone whose folder is gone can be read from the run's own model.
         model = model.model_copy(update={"options": model.options.with_spare(str(best))})
@@ -123,42 +131,22 @@ def refuse_impossible(config: Config, net: SpeakerNet, device: torch.device) -> 
     net.trunk.refuse_impossible(config.model.options)
     if config.runtime.compile == "on":
         # Only `on` is an error here: `auto` trains uncompiled and logs the obstacles.
-        obstacles = "; ".join(compile_obstacles(config, net, device))
+        obstacles = "; ".join(_compile_obstacles(config, net, device))
         if obstacles:
             raise ConfigError(
                 f"runtime.compile is on, but {obstacles}. Alternatively, set compile: off"
             )
 
 
-def compile_obstacles(config: Config, net: nn.Module, device: torch.device) -> Iterator[str]:
-    """The reasons why this network cannot be compiled here, with their remedies if there are."""
-    runtime = config.runtime
-    if platform.system() == "Windows":
-        yield "speakernet does not support torch.compile on Windows"
-    if device.type == "cpu" and not any(map(shutil.which, ("g++", "clang++", "c++"))):
-        yield "compiling for the CPU needs a C++ compiler (g++ or clang++); install one"
-    # `on` is reproducible, because it compiles before the first step.
-    if runtime.deterministic and runtime.compile == "auto":
-        yield "runtime.deterministic is on, and the decision when to compile depends on timing"
-    if needs_gradient_cache(config):
-        yield (
-            f"the gradient cache (metric loss {config.loss.name} under accumulation) runs each "
-            "micro-batch twice, first without gradients; set training.accumulation_steps: 1"
-        )
-    if runtime.parallel == "fsdp":
-        yield "runtime.parallel: fsdp gathers weights between blocks"
-    if config.data.crop_frames_max > config.data.crop_frames:
-        yield (
-            "crops have many lengths, each of which would be compiled separately; set "
-            "data.crop_frames_max: 0"
-        )
-    # Compiled code always uses channels_last, in which the weight gradient of a strided 1 x 1
-    # convolution with 8 or 12 input channels crashes the process ("free(): invalid next size").
-    if device.type == "cpu" and not is_safe_in_channels_last(net):
-        yield (
-            "strided convolutions with fewer than 16 channels crash in oneDNN when compiled for a "
-            "CPU; use 16 channels or more"
-        )
+def _compile_obstacles(config: Config, net: nn.Module, device: torch.device) -> list[str]:
+    obstacles = compiling.obstacles(
+        config.runtime,
+        device,
+        caches_gradients=needs_gradient_cache(config),
+        varies_lengths=config.data.crop_frames_max > config.data.crop_frames,
+        is_safe_in_channels_last=is_safe_in_channels_last(net),
+    )
+    return list(obstacles)
 
 
 def build_precision(config: Config, device: torch.device) -> Precision:
@@ -181,7 +169,7 @@ def build_schedules(config: Config, loss: SpeakerLoss, steps_per_epoch: int) -> 
         config.optimizer.learning_rate,
         steps_per_epoch=steps_per_epoch,
         num_epochs=config.training.max_epochs,
-        factor=batch_factor(config).value,
+        factor=schedules.batch_factor(config.training, config.data.utterances_per_batch).value,
     )
     if loss.margin is None:
         return schedules.Schedules(learning_rate)
@@ -190,13 +178,23 @@ def build_schedules(config: Config, loss: SpeakerLoss, steps_per_epoch: int) -> 
     return schedules.Schedules(learning_rate, margin)
 
 
+def schedules_of_stages(config: Config) -> dict[str, schedules.Schedules]:
+    """The schedules of each stage, to be shown before any list is read."""
+    # Those of a real run, because a second formula could differ from them. Two speakers, because no
+    # list is read.
+    return {
+        name: build_schedules(stage, build_loss(stage, 2), schedules.SHOWN_STEPS)
+        for name, stage in stages_of(config).items()
+    }
+
+
 def _build_compiler(config: Config, net: nn.Module, device: torch.device) -> compiling.Compiler:
     """The compiler according to `runtime.compile`; `refuse_impossible` has already refused what
     cannot work.
     """
     runtime = config.runtime
     # Rank 0 decides: on another machine without a C++ compiler, torch runs the same code eagerly.
-    obstacles = distributed.broadcast_object([*compile_obstacles(config, net, device)])
+    obstacles = distributed.broadcast_object(_compile_obstacles(config, net, device))
     if obstacles and runtime.compile == "auto":
         logger.info("compile auto: off (%s)", "; ".join(obstacles))
     if obstacles or runtime.compile == "off":
@@ -279,7 +277,8 @@ def build_trainer(
         logger.warning("%s: %s", option, message)
     precision = build_precision(config, device)
     if training.reference_batch:
-        logger.info("learning rates are multiplied by: %s", batch_factor(config))
+        factor = schedules.batch_factor(training, config.data.utterances_per_batch)
+        logger.info("learning rates are multiplied by: %s", factor)
     # The order matters: adapters are added before anything counts the parameters; everything is on
     # its device before optimizer and average allocate tensors there; heads are sharded before the
     # optimizer sees them; the layout is set before the compiler reads it.
@@ -288,9 +287,6 @@ def build_trainer(
     loss.to(device)
     exchange = None
     if distributed.is_distributed():
-        # Late: a single process does not need it.
-        from speakernet.assembly.ranks import join_ranks
-
         exchange = join_ranks(config, net, loss, device)
     apply_memory_options(config, net, device, precision)
     profiler = None
@@ -363,15 +359,36 @@ def _origin_of_run(values: Mapping[str, Any], loader: Loader, stage: Stage) -> d
     return origin
 
 
-def batch_factor(config: Config) -> Choice[float]:
-    """The factor for all learning rates if the batch is not the one they were chosen for."""
-    training = config.training
-    data = config.data
-    batch = data.batch_size * data.utterances_per_speaker * training.accumulation_steps
-    ratio = batch / (training.reference_batch or batch)
-    factor = {"off": 1.0, "linear": ratio, "sqrt": ratio**0.5}[training.batch_scaling]
-    return Choice(
-        factor,
-        f"{batch} utterances per step instead of {training.reference_batch}; "
-        f"training.batch_scaling: {training.batch_scaling}",
+def join_ranks(
+    config: Config, net: nn.Module, loss: nn.Module, device: torch.device
+) -> SeveralProcesses:
+    """Adapt `net` and `loss` in place to a run of several processes; return what exchanges their
+    gradients.
+    """
+    shared = choose_shared_norms(config, distributed.world_size())
+    # In a later stage, the network may already have shared norms.
+    count = synchronize_norms(net, device) if shared.value else 0
+    logger.info(
+        "batch norm over the batch of all processes: %s; %s changed",
+        shared,
+        counted(count, "layer"),
     )
+    if config.runtime.parallel == "fsdp":
+        # Late: its library imports the compiler.
+        from speakernet.training.fully_sharded import FullySharded
+
+        return FullySharded(net, loss, device)
+    # The head of many speakers is larger than the network, so each rank holds some of its rows.
+    shard_head(config.loss, loss)
+    return SeveralProcesses(net, loss, device)
+
+
+def choose_shared_norms(config: Config, num_processes: int) -> Choice[bool]:
+    """Whether batch norm uses the batch of all processes, and why."""
+    # Statistics of few crops are noisy. With many crops, sharing them gains little, and ranks would
+    # wait for each other in every layer.
+    crops = config.data.utterances_per_batch // num_processes
+    asked = config.runtime.sync_batch_norm
+    reason = "as configured" if asked != "auto" else f"shared below {MIN_CROPS}"
+    is_shared = asked == "on" or (asked == "auto" and crops < MIN_CROPS)
+    return Choice(is_shared, f"{counted(crops, 'crop')} per process, {reason}")

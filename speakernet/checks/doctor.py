@@ -23,6 +23,7 @@ from speakernet.checks.samples import (
     trial_findings,
 )
 from speakernet.data.audio import CONVERTIBLE_SUFFIXES, SAMPLE_RATE
+from speakernet.data.augment.options import AugmentOptions
 from speakernet.data.ffmpeg import FfmpegError, ffmpeg_version, find_ffmpeg
 from speakernet.data.joined import join
 from speakernet.data.lists import (
@@ -176,6 +177,31 @@ def full_check(request: CheckRequest) -> list[Finding]:
     )
     findings += machine_findings(request.save_path, needs_ffmpeg=needs_ffmpeg)
     return findings
+
+
+def augmentation_findings(
+    options: AugmentOptions, sample_rate: int, *, is_fast: bool = False
+) -> Iterator[Finding]:
+    """Whether noise and RIRs of a configuration can be read; only their headers if `is_fast`."""
+    # Late: it needs torch, and a doctor without configuration does not.
+    from speakernet.data.augment.banks import open_noise, open_responses
+
+    checks = (("noise", options.noise_path, open_noise), ("RIRs", options.rir_path, open_responses))
+    for check, path, open_files in checks:
+        if not path or not options.enabled:
+            continue
+        # The functions that training calls too, so the doctor accepts exactly what training does.
+        try:
+            files = open_files(path, sample_rate, is_fast=is_fast)
+        except (ValueError, OSError) as error:
+            yield Finding("error", check, str(error))
+            continue
+        if problem := files.left_out():
+            advice = "restore or remove them; training leaves them out"
+            yield Finding("warning", check, f"{path}: {problem}", advice)
+        else:
+            message = f"all {counted(len(files.names), 'file')} of {path} can be read"
+            yield Finding("ok", check, message)
 
 
 def _read_training(

@@ -37,7 +37,8 @@ def run(arguments: argparse.Namespace) -> list[str]:
     refuse_below_one("num_batches", arguments.num_batches)
     config = load_configuration(arguments.config_arguments).config
     # Late: bad options are refused before torch is imported.
-    from speakernet.assembly.benchmark import measure, table
+    from speakernet.assembly.benchmark import measure
+    from speakernet.training.timing import table
 
     # The loader is measured alone and with the step, to show which of the two limits the speed.
     figures = measure(config, arguments.num_batches)

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 from speakernet.checks import Finding, closing_line, table, worst
-from speakernet.checks.doctor import CheckRequest, full_check
+from speakernet.checks.doctor import CheckRequest, augmentation_findings, full_check
 from speakernet.cli import load_configuration
 from speakernet.config import Config
 from speakernet.corpora.listing import positive_int
@@ -72,7 +72,6 @@ def run(arguments: argparse.Namespace) -> int:
     if config is not None:
         # Late: torch takes two seconds to import, and a mistyped option should not wait for it.
         from speakernet.assembly.runs import check_options
-        from speakernet.checks.augmentation import augmentation_findings
 
         if _is_corpus_pending(config):
             folder = config.data.synthetic_corpus

@@ -6,6 +6,7 @@ audio, and writes nothing.
 """
 
 import argparse
+import functools
 import math
 
 from speakernet.cli import load_configuration
@@ -34,7 +35,8 @@ def run(arguments: argparse.Namespace) -> list[str]:
             "GiB"
         )
     # Late: torch takes two seconds to import, and a mistyped option should not wait for it.
-    from speakernet.assembly.benchmark import configured_batch_size, find_batch_size, recommendation
+    from speakernet.assembly.benchmark import count_utterances, find_batch_size
+    from speakernet.training.batch_size import recommendation
 
     limit = int(arguments.memory_limit_gib * 2**30)
     # The fastest size is often not the largest that fits, so every size is timed. The advice
@@ -46,6 +48,14 @@ def run(arguments: argparse.Namespace) -> list[str]:
     for size, trial in sorted(finder.tried.items()):
         figures = f"{trial.throughput:8.1f} utterances/s, {trial.memory_bytes / 2**20:8.0f} MiB"
         lines.append(f"{size:6d}  {figures if trial.fits else 'does not fit'}")
-    advice = recommendation(config, finder.tried[configured_batch_size(config)], finder.tried[best])
+    data = config.data
+    advice = recommendation(
+        finder.tried[data.utterances_per_batch],
+        finder.tried[best],
+        config.training,
+        utterances_per_speaker=data.utterances_per_speaker,
+        is_metric=config.loss.is_metric,
+        count_utterances=functools.partial(count_utterances, data),
+    )
     largest = f"largest tried that fits: {finder.largest}"
     return [*lines, f"fastest: {best} utterances per batch; {largest}", f"recommendation: {advice}"]

@@ -46,7 +46,6 @@ def run(arguments: argparse.Namespace) -> list[str]:
     for key, value in backbone.items():
         name = "backbone" if key == "name" else f"backbone {key}"
         rows.append((name, _in_words(value)))
-    num_parameters = sum(parameter.numel() for parameter in net.parameters())
     origin = summary.get("initial_model") or {}
     licence = summary.get("licence") or origin.get("licence") or NO_LICENCE
     calibrated = f"no: {model.rule.advice}"
@@ -54,7 +53,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
         calibrated = f"yes; {model.rule.caution}" if model.rule.caution else "yes"
     rows += [
         ("front end", f"{front_end['name']} {_in_words(front_end['options'])}"),
-        ("parameters", f"{num_parameters:,}"),
+        ("parameters", f"{net.num_parameters:,}"),
         ("embedding", f"{net.embedding_dim}-dimensional"),
         ("sample rate", f"{net.sample_rate} Hz"),
         ("adaptation", _in_words(contents.get("adaptation") or {})),

@@ -17,7 +17,8 @@ ROW = "{:<34}{:>16}{:>13}{:>12}{:>9}  {:<13}{:<8}{}"
 def run(arguments: argparse.Namespace) -> list[str]:
     """One line per model."""
     # Late: --help needs no torch.
-    from speakernet.assembly.published import cached, catalogue
+    from speakernet.assembly.published import cached
+    from speakernet.models.published import catalogue
 
     rates = [f"EER {trials}" for trials in LISTS]
     lines = [

@@ -27,7 +27,7 @@ ARGUMENTS = {
 def run(arguments: argparse.Namespace) -> list[str]:
     """Check the file and upload it with its card; return the address."""
     # Late: --help and a mistyped option need no torch.
-    from speakernet.assembly.published import push
+    from speakernet.models.published import push
 
     # The next command to try, with a threshold that also works for a file without calibration.
     return [

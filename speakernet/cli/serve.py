@@ -52,6 +52,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.in_browser is None:
         return start(arguments, store_key(arguments))
     # Late: it needs the export libraries.
-    from speakernet.assembly.in_browser import page_files
+    from speakernet.assembly.exchange import NUM_COMPARED
+    from speakernet.corpora.synthetic.speech import SAMPLE_RATE, synthetic_speech
+    from speakernet.inference.serve.in_browser import page_files
 
-    return start(arguments, store_key(arguments), page_files(arguments.model, arguments.in_browser))
+    # Synthetic voices need no files and are enough to compare a graph with its network.
+    speech = synthetic_speech(NUM_COMPARED, SAMPLE_RATE)
+    files = page_files(arguments.model, arguments.in_browser, speech)
+    return start(arguments, store_key(arguments), files)

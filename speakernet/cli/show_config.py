@@ -57,9 +57,10 @@ def run(arguments: argparse.Namespace) -> list[str]:
     if arguments.schedule:
         # Late: the schedules of a run need its loss and therefore torch; printing a configuration
         # does not.
-        from speakernet.assembly.fine_tuning import schedule_table
+        from speakernet.assembly.training import schedules_of_stages
+        from speakernet.training.schedules import schedule_table
 
-        return [schedule_table(loaded.config)]
+        return [schedule_table(schedules_of_stages(loaded.config))]
     # As a run would save it, so that the output can be loaded again.
     values = loaded.config.model_dump()
     if arguments.given:

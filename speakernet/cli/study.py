@@ -68,9 +68,9 @@ def run(arguments: argparse.Namespace) -> int:
         )
     refuse_unusable(arguments.save_path)
     # Late: a mistyped option of the command should not wait for torch to be imported.
-    from speakernet.assembly.study import Study, read_plan
+    from speakernet.assembly.study import Study
     from speakernet.evaluation.report.page import latex
-    from speakernet.evaluation.study import markdown
+    from speakernet.evaluation.study import markdown, read_plan
 
     plan = read_plan(arguments.plan)
     if arguments.seeds:

@@ -5,6 +5,7 @@ exists only if the chosen schedule takes it. `loading.py` reads configurations.
 """
 
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from pydantic import Field, SerializeAsAny
@@ -60,6 +61,11 @@ class Config(Options):
     training: TrainingOptions = Field(default_factory=TrainingOptions)
     evaluation: EvaluationOptions = Field(default_factory=EvaluationOptions)
     runtime: RuntimeOptions = Field(default_factory=RuntimeOptions)
+
+    @property
+    def run_folder(self) -> Path:
+        """Where a run with this configuration writes."""
+        return Path(self.training.save_path)
 
 
 class Choice(NamedTuple):

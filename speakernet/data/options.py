@@ -155,9 +155,19 @@ class DataOptions(Options):
     """GPU memory limit for corpus, noise and RIRs together; 0: half of what training leaves
     free."""
 
+    @property
+    def train_lists(self) -> list[str]:
+        """The training list, or those of several corpora."""
+        return [corpus.train_list for corpus in self.corpora.values()] or [self.train_list]
+
+    @property
+    def utterances_per_batch(self) -> int:
+        """Utterances in a batch, of all its speakers."""
+        return self.batch_size * self.utterances_per_speaker
+
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Conflicting training lists, weights or validation, a corpus given twice, and bounds that
-        leave nothing.
+        """Conflicting training lists, weights or validation, a corpus given twice, a sampler that
+        makes no such batches, and bounds that leave nothing.
         """
         names = ", ".join(self.corpora)
         if self.corpora and (self.train_list or self.train_path):
@@ -198,6 +208,11 @@ class DataOptions(Options):
                 "test_lists",
                 f"{', '.join(self.test_lists)} together with test_list: {self.test_list}; expected "
                 "names that differ from each other and test_list's, ignoring case",
+            )
+        if self.utterances_per_speaker > 1 and self.sampler == "shuffled":
+            yield (
+                "utterances_per_speaker",
+                f"{self.utterances_per_speaker} with sampler: shuffled; above 1 it needs balanced",
             )
         if 0 < self.crop_frames_max < self.crop_frames:
             yield (

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -42,27 +42,6 @@ from speakernet.machine.facts import usable_cores
 from speakernet.machine.settings import many_shapes
 from speakernet.machine.threads import Stopped, in_lanes, lanes_of
 from speakernet.terminal import MAX_NAMED, Bar
-
-if TYPE_CHECKING:
-
-    class EmbeddingNet(Protocol):
-        """What embedding needs from a network, such as SpeakerNet."""
-
-        sample_rate: int
-        preparation: Mapping[str, Any]
-        """See `prepared`; empty for most networks."""
-
-        @property
-        def min_samples(self) -> int:
-            """Samples in the shortest waveform that it accepts."""
-
-        def embed(
-            self, waveforms: Tensor, lengths: Tensor | None = None, *, sample_rate: int
-        ) -> Tensor:
-            """Waveforms (batch, samples) in -1..1 at `sample_rate` and lengths (batch,) -> (batch,
-            dim).
-            """
-
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +65,25 @@ MAX_MEAN_SECONDS = 4.0
 """A batch of whole utterances holds no more padded audio than batch_size crops of this length."""
 WIDTHS_PER_OCTAVE = 8
 """With few shapes, rounding a width up adds at most one eighth as padding."""
+
+
+class EmbeddingNet(Protocol):
+    """What embedding needs from a network, such as SpeakerNet."""
+
+    sample_rate: int
+    preparation: Mapping[str, Any]
+    """See `prepared`; empty for most networks."""
+
+    @property
+    def min_samples(self) -> int:
+        """Samples in the shortest waveform that it accepts."""
+
+    def embed(
+        self, waveforms: Tensor, lengths: Tensor | None = None, *, sample_rate: int
+    ) -> Tensor:
+        """Waveforms (batch, samples) in -1..1 at `sample_rate` and lengths (batch,) -> (batch,
+        dim).
+        """
 
 
 @dataclass(frozen=True)
@@ -327,7 +325,7 @@ def as_heard(source: AudioSource, options: EvaluationOptions) -> AudioSource:
 # computes, on a CPU in several lanes of one thread each, because threads within a batch would wait
 # for each other after every layer (docs/decisions.md).
 def embed_utterances(
-    net: "EmbeddingNet",
+    net: EmbeddingNet,
     source: AudioSource,
     names: StringTable | Sequence[str],
     options: EvaluationOptions,
@@ -394,7 +392,7 @@ def embed_utterances(
 
 
 def _embed_batch(
-    net: "EmbeddingNet",
+    net: EmbeddingNet,
     forward: Forward,
     sample_rate: int,
     batch: tuple[list[np.ndarray], tuple[int, int]],
@@ -414,7 +412,7 @@ def _embed_batch(
     return embedded[: len(waveforms)].float().cpu().numpy().copy()
 
 
-def _cut_of(net: "EmbeddingNet", options: EvaluationOptions, wrapped_seconds: float) -> Cut:
+def _cut_of(net: EmbeddingNet, options: EvaluationOptions, wrapped_seconds: float) -> Cut:
     if modes_of(options) == ("crops",):
         return Cut(crop_samples(options.eval_frames, net.sample_rate), options.num_crops)
     seconds = max(wrapped_seconds, net.preparation.get("repeat_seconds", 0.0))
@@ -428,7 +426,7 @@ def is_accelerator(device: torch.device | str) -> bool:
 
 
 @contextlib.contextmanager
-def _in_evaluation_mode(net: "EmbeddingNet") -> Iterator[None]:
+def _in_evaluation_mode(net: EmbeddingNet) -> Iterator[None]:
     """Set the mode once for all batches: otherwise a batch would restore training mode while others
     are still running.
     """
@@ -577,7 +575,7 @@ def _read_finite(
 class Embedder:
     """A network, how it is run, and the folders in which its embeddings are kept."""
 
-    net: "EmbeddingNet"
+    net: EmbeddingNet
     options: EvaluationOptions
     forward: Forward = Forward()
     precision: str = "no"
@@ -648,7 +646,7 @@ def one_pass(
     """Source and mode -> for each list its rows in the last union, and the union's embeddings."""
 
     def embed(
-        net: "EmbeddingNet",
+        net: EmbeddingNet,
         source: AudioSource,
         names: StringTable,
         options: EvaluationOptions,

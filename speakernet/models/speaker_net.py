@@ -250,6 +250,11 @@ class SpeakerNet(nn.Module):
         finally:
             self.train(was_training)
 
+    @property
+    def num_parameters(self) -> int:
+        """Parameters, frozen ones included."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
     def spec(self) -> dict[str, Any]:
         """The network in plain values: `model` and `front_end` (name, options), `sample_rate`.
 

@@ -19,6 +19,7 @@ from speakernet.machine.memory import (
     process_memory_bytes,
     release_freed_memory,
 )
+from speakernet.training.options import TrainingOptions
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +28,11 @@ EQUAL_SHARE = 0.03
 """Among sizes that differ in speed by less than this share, the smallest wins: less memory, and
 more updates."""
 DEFAULT_MEMORY_SHARE = 0.8
+WORTHWHILE_GAIN = 0.15
+"""Smaller gains in speed are within timing noise and not worth retuning a recipe."""
+MIN_STEPS = 10_000
+"""Runs with fewer steps lack updates, not speed. A guess between exp01 (720 steps; with 360 it
+learned next to nothing in half of its epochs) and the recipes for VoxCeleb (100,000 and more)."""
 
 
 class Measurement(NamedTuple):
@@ -168,3 +174,47 @@ class BatchSizeFinder:
         elif added > self.limit_bytes:
             return Measurement(size, math.inf, added)
         return Measurement(size, statistics.median(seconds[1:]), added)
+
+
+def recommendation(
+    configured: Measurement,
+    best: Measurement,
+    options: TrainingOptions,
+    *,
+    utterances_per_speaker: int,
+    is_metric: bool,
+    count_utterances: Callable[[], int],
+) -> str:
+    """Advice, in one sentence, on whether to use the fastest size in a run with these options.
+
+    `count_utterances` returns the utterances of an epoch, 0 if unknown.
+    """
+    # data.batch_size counts speakers.
+    keep, take = (
+        f"--batch_size {max(measured.batch_size // utterances_per_speaker, 1)}"
+        for measured in (configured, best)
+    )
+    if configured.batch_size == best.batch_size:
+        return f"keep {keep}, which is the fastest"
+    if not configured.fits:
+        several = -(-configured.batch_size // best.batch_size) * options.accumulation_steps
+        accumulate = "" if is_metric else f" --training.accumulation_steps {several}"
+        return (
+            f"use {take}{accumulate}: a batch of {configured.batch_size} does not fit into memory"
+        )
+    gain = best.throughput / configured.throughput - 1
+    if gain < WORTHWHILE_GAIN:
+        # The configured size is measured last and may be the faster one by a little.
+        return (
+            f"keep {keep}; no size is clearly faster ({best.batch_size} by "
+            f"{max(0, round(100 * gain))} %)"
+        )
+    # A larger batch means fewer steps in an epoch, which a short run cannot spare.
+    utterances = count_utterances()
+    steps = utterances // (best.batch_size * options.accumulation_steps) * options.max_epochs
+    if utterances and best.batch_size > configured.batch_size and steps < MIN_STEPS:
+        return (
+            f"keep {keep}: a batch of {best.batch_size} runs {100 * gain:.0f} % faster, but "
+            f"leaves only {steps:,} steps"
+        )
+    return f"use {take} ({100 * gain:.0f} % faster) and retune the learning rate"

@@ -10,6 +10,8 @@ import contextlib
 import copy
 import functools
 import logging
+import platform
+import shutil
 import statistics
 import warnings
 from collections import Counter
@@ -42,6 +44,43 @@ BYTES_PER_WEIGHT = 16
 # kernels.
 ACTIVATION_OVERHEAD = 1.25
 OBSERVED_UTTERANCES = 2
+
+
+def obstacles(
+    options: RuntimeOptions,
+    device: torch.device,
+    *,
+    caches_gradients: bool,
+    varies_lengths: bool,
+    is_safe_in_channels_last: bool,
+) -> Iterator[str]:
+    """The reasons why a network cannot be compiled here, with their remedies if there are."""
+    if platform.system() == "Windows":
+        yield "speakernet does not support torch.compile on Windows"
+    if device.type == "cpu" and not any(map(shutil.which, ("g++", "clang++", "c++"))):
+        yield "compiling for the CPU needs a C++ compiler (g++ or clang++); install one"
+    # `on` is reproducible, because it compiles before the first step.
+    if options.deterministic and options.compile == "auto":
+        yield "runtime.deterministic is on, and the decision when to compile depends on timing"
+    if caches_gradients:
+        yield (
+            "the gradient cache (metric loss under accumulation) runs each micro-batch twice, "
+            "first without gradients; set training.accumulation_steps: 1"
+        )
+    if options.parallel == "fsdp":
+        yield "runtime.parallel: fsdp gathers weights between blocks"
+    if varies_lengths:
+        yield (
+            "crops have many lengths, each of which would be compiled separately; set "
+            "data.crop_frames_max: 0"
+        )
+    # Compiled code always uses channels_last, in which the weight gradient of a strided 1 x 1
+    # convolution with 8 or 12 input channels crashes the process ("free(): invalid next size").
+    if device.type == "cpu" and not is_safe_in_channels_last:
+        yield (
+            "strided convolutions with fewer than 16 channels crash in oneDNN when compiled for a "
+            "CPU; use 16 channels or more"
+        )
 
 
 # Whether compiling pays is a bet: minutes now against a share of every later step. `auto` looks at

@@ -6,10 +6,13 @@ numbers.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from speakernet.options import lookup
+from speakernet.options import Choice, lookup
+from speakernet.terminal import text_table
+from speakernet.training.options import TrainingOptions
 from speakernet.training.options.schedules import (
     DECAY,
     SCHEDULES,
@@ -25,6 +28,11 @@ from speakernet.training.options.schedules import (
 
 # With a rate of exactly 0 the first step of a warm-up would be wasted.
 _WARMUP_FLOOR = 1e-3
+SHOWN_STEPS = 2_000_000
+"""Steps of an epoch in a table of the schedule, which is made before the list is read.
+
+So many that the last step of an epoch has the rate at its end, but for a schedule that falls there.
+"""
 
 
 def constant(options: ScheduleOptions, top: float, epoch: float, num_epochs: float) -> float:
@@ -227,6 +235,81 @@ class Schedules:
     learning_rate: LearningRateSchedule
     margin: MarginSchedule | None = None
     """None if the loss has no margin."""
+
+
+def batch_factor(options: TrainingOptions, utterances_per_batch: int) -> Choice[float]:
+    """The factor for all learning rates if the batch is not the one they were chosen for."""
+    batch = utterances_per_batch * options.accumulation_steps
+    ratio = batch / (options.reference_batch or batch)
+    factor = {"off": 1.0, "linear": ratio, "sqrt": ratio**0.5}[options.batch_scaling]
+    return Choice(
+        factor,
+        f"{batch} utterances per step instead of {options.reference_batch}; "
+        f"training.batch_scaling: {options.batch_scaling}",
+    )
+
+
+class ScheduledEpoch(NamedTuple):
+    """Learning rate and margin of the first and last step of an epoch, counted from 1.
+
+    There is no margin if the loss has none.
+    """
+
+    stage: str
+    epoch: int
+    learning_rates: tuple[float, float]
+    margins: tuple[float, float] | None
+
+
+def scheduled_epochs(stages: Mapping[str, Schedules]) -> list[ScheduledEpoch]:
+    """For each stage, the first and last epochs, the end of warm-up, and start, middle and end of
+    the margin ramp.
+    """
+    scheduled = []
+    for name, schedules in stages.items():
+        rate = schedules.learning_rate
+        margin = schedules.margin
+        for epoch in _shown_epochs(rate):
+            # The next step belongs to the next epoch, in which a step schedule may have fallen.
+            first = epoch * rate.steps_per_epoch
+            last = first + rate.steps_per_epoch - 1
+            margins = (margin(first), margin(last)) if margin else None
+            scheduled.append(ScheduledEpoch(name, epoch + 1, (rate(first), rate(last)), margins))
+    return scheduled
+
+
+def _shown_epochs(schedule: LearningRateSchedule) -> list[int]:
+    """Epochs at which rate or margin change their course, counted from 0."""
+    options = schedule.options
+    num_epochs = schedule.num_epochs
+    epochs = {0, num_epochs - 1, max(0, math.ceil(options.warmup_epochs) - 1)}
+    if options.margin != "constant":
+        begin = options.margin_begin_epoch
+        end = options.margin_end_epoch
+        epochs |= {int(begin), int((begin + end) / 2), math.ceil(end) - 1, math.ceil(end)}
+    # A ramp may end after the run does.
+    return sorted(epochs & set(range(num_epochs)))
+
+
+def schedule_table(stages: Mapping[str, Schedules]) -> str:
+    """`scheduled_epochs` as a table of text."""
+    rows = [("epoch", "learning rate", "margin")]
+    for epoch in scheduled_epochs(stages):
+        name = f"{epoch.epoch} of the {epoch.stage} stage" if epoch.stage else str(epoch.epoch)
+        margins = _span(epoch.margins) if epoch.margins else "none"
+        rows.append((name, _span(epoch.learning_rates), margins))
+    lines = text_table(rows)
+    of_all = [schedules.learning_rate.options for schedules in stages.values()]
+    if any(isinstance(options, PlateauOptions) for options in of_all):
+        lines.append(
+            "plateau: multiplies the rate by schedule.decay whenever the EER stops falling, which "
+            "is not shown here"
+        )
+    return "\n".join(lines)
+
+
+def _span(values: tuple[float, float]) -> str:
+    return " to ".join(dict.fromkeys(f"{value:.3g}" for value in values))
 
 
 def _share(epoch: float, num_epochs: float) -> float:

@@ -6,13 +6,14 @@ import itertools
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from speakernet.files import human_bytes
 from speakernet.machine.device import power_monitor, synchronize, utilisation_monitor
 
 logger = logging.getLogger(__name__)
@@ -150,3 +151,44 @@ def count_flop(run_step: Callable[[], object]) -> int:
     with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
         run_step()
     return int(counter.get_total_flops())
+
+
+def table(figures: Mapping[str, Any]) -> str:
+    """The figures of `speakernet benchmark` as a Markdown table."""
+    batch = figures["loader"]
+    steps = figures["training"]
+    rows = [
+        ("loader alone", f"{batch['utterances_per_second']:,.0f} utterances/s"),
+        (
+            "batch from the loader alone",
+            f"{1000 * batch['median_seconds']:.2f} ms (95 % under "
+            f"{1000 * batch['p95_seconds']:.2f} ms, slowest {1000 * batch['slowest_seconds']:.1f} "
+            "ms)",
+        ),
+        (
+            "training",
+            f"{steps['utterances_per_second']:,.0f} utterances/s, precision {steps['precision']}",
+        ),
+        ("step", f"{1000 / steps['steps_per_second']:.1f} ms"),
+        (
+            "step on a ready batch, with the same augmentation",
+            f"{1000 * steps['ready_step_seconds']:.1f} ms",
+        ),
+        ("waiting for data", f"{100 * steps['data_wait_share']:.1f} % of the step"),
+        (
+            "model FLOP utilisation (MFU)",
+            f"{100 * steps['mfu']:.1f} % of {steps['peak_flops'] / 1e12:.2f} TFLOP/s in "
+            f"{steps['arithmetic']}",
+        ),
+        ("epoch", f"{steps['epoch_seconds']:.1f} s"),
+    ]
+    memory = (("peak memory", "process_peak_bytes"), ("peak GPU memory", "device_peak_bytes"))
+    rows += [(name, human_bytes(steps[key])) for name, key in memory if key in steps]
+    gpu = (
+        ("GPU utilisation", "gpu_utilisation_percent", "%"),
+        ("GPU power", "gpu_power_watts", "W"),
+    )
+    rows += [(name, f"{steps[key]:.0f} {unit}") for name, key, unit in gpu if key in steps]
+    return "\n".join(
+        ["| measure | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
+    )

@@ -6,13 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from speakernet.assembly.benchmark import recommendation
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs
 from speakernet.cli import main
 from speakernet.config import load_config
 from speakernet.data.batches import ReadyCrops
-from speakernet.training.batch_size import Measurement
 
 OPTIONS = [
     "--model.name=ResNet",
@@ -46,34 +44,6 @@ def test_the_command(options, sizes, batch_sizes, capsys):
     assert len(lines) == len(sizes) + 2 and any(
         f"--batch_size {size}" in lines[-1] for size in batch_sizes
     )
-
-
-def measured(batch_size, throughput):
-    return Measurement(batch_size, batch_size / throughput if throughput else float("inf"), 0)
-
-
-@pytest.mark.parametrize(
-    ("configured", "best", "rows", "start"),
-    [
-        ((32, 100.0), (64, 110.0), 10**6, "keep --batch_size 32"),
-        (
-            (64, 100.0),
-            (32, 99.9),
-            10**6,
-            "keep --batch_size 64; no size is clearly faster (32 by 0 %",
-        ),
-        ((32, 100.0), (64, 150.0), 1000, "keep --batch_size 32"),
-        ((32, 100.0), (64, 150.0), 50_000, "use --batch_size 64 "),
-        ((64, 0.0), (16, 100.0), 0, "use --batch_size 16 --training.accumulation_steps 4"),
-    ],
-)
-def test_the_recommendation(configured, best, rows, start, tmp_path):
-    """A slightly faster size, or too few steps left, is not recommended."""
-    path = tmp_path / "train.txt"
-    if rows:
-        path.write_text("".join(f"a {row}.wav\n" for row in range(rows)))
-    config = load_config([*OPTIONS, "--max_epoch", "16", "--train_list", str(path)]).config
-    assert recommendation(config, measured(*configured), measured(*best)).startswith(start)
 
 
 def test_ready_crops_cost_the_same(tiny_corpus):

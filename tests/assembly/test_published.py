@@ -12,10 +12,11 @@ import torch
 import yaml
 
 import speakernet
-from speakernet.assembly import published
+from speakernet.assembly.published import cached, fetch
 from speakernet.checkpoint import read_checkpoint
 from speakernet.cli import load_configuration, main
 from speakernet.files import sha256_of
+from speakernet.models import published
 from speakernet.models.importers import PUBLISHED
 from tests.hub_server import TOKEN, local_hub
 from tests.models.test_published_models import GOLDEN, contents_of, golden_features
@@ -115,7 +116,7 @@ def test_names_as_model_files(server, checkpoint, tmp_path, monkeypatch, capsys,
         r"redimnet/tiny +1\.5 +- +0\.3 M +1 MB +MIT +yes +nothing", listed[1]
     )
     loaded = load_configuration(["--config", "finetune", "--initial_model", "redimnet/tiny"])
-    assert loaded.config.training.initial_model == str(published.cached("redimnet/tiny"))
+    assert loaded.config.training.initial_model == str(cached("redimnet/tiny"))
     assert (loaded.config.model.name, loaded.config.frontend.num_mels) == (
         "ReDimNetB0",
         CASE["num_mels"],
@@ -138,8 +139,8 @@ def test_unexpected_content(server, checkpoint, tmp_path, capsys, succeed):
         del published.catalogue()[name]["sha256"]
         succeed(f"fetch {name}")
         # Without a published checksum, the checksum of the first fetch counts.
-        published.cached(name).unlink()
-        note = published.cached(name).with_suffix(".sha256")
+        cached(name).unlink()
+        note = cached(name).with_suffix(".sha256")
         assert note.read_text() == right
         note.write_text(wrong)
         assert wrong in refused(capsys, "fetch", name) and models_kept(tmp_path) == []
@@ -167,7 +168,7 @@ def test_names_that_cannot_be_fetched(server, tmp_path, monkeypatch, capsys, suc
     assert "give a model file" in refused(capsys, "verify", "a", "b", "--model", f"{tmp_path}/best")
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     succeed("fetch redimnet/tiny")
-    published.cached("redimnet/tiny").unlink()
+    cached("redimnet/tiny").unlink()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert main(["fetch", "redimnet/tiny"]) == 0, "the hub's cache has the checkpoint"
@@ -190,7 +191,7 @@ def test_no_code_is_run(server, tmp_path, monkeypatch, capsys):
 
 
 def test_push(server, tmp_path, monkeypatch, capsys, succeed):
-    file = str(published.fetch("redimnet/tiny"))
+    file = str(fetch("redimnet/tiny"))
     assert "hf auth login" in refused(capsys, "push", "us/voices", "--model", file)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     succeed(f"push us/voices --model {file} --private")
@@ -224,21 +225,21 @@ def test_a_repository_that_has_changed_is_named(server, tmp_path, monkeypatch, c
     folder = tmp_path / "us" / "voices"
     folder.mkdir(parents=True)
     server.folders["us/voices"] = folder
-    first = published.fetch("redimnet/tiny").read_bytes()
+    first = fetch("redimnet/tiny").read_bytes()
     (folder / "model.pt").write_bytes(first)
     for _ in range(2):
-        assert published.fetch("us/voices").read_bytes() == first
+        assert fetch("us/voices").read_bytes() == first
     assert "has changed" not in caplog.text
     (folder / "model.pt").write_bytes(first + b"changed")
     before, now = (hashlib.sha256(content).hexdigest() for content in (first, first + b"changed"))
     for _ in range(2):
         caplog.clear()
-        assert published.fetch("us/voices").read_bytes() == first + b"changed"
+        assert fetch("us/voices").read_bytes() == first + b"changed"
         assert f"{now} instead of {before}" in caplog.text
     # Accepted by removing the note that the warning names.
     (note,) = (tmp_path / "hub" / "models--us--voices").rglob("first-fetched-main.json")
     assert str(note) in caplog.text
     note.unlink()
     caplog.clear()
-    published.fetch("us/voices")
+    fetch("us/voices")
     assert "has changed" not in caplog.text

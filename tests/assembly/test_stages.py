@@ -264,23 +264,6 @@ def test_head_of_a_stage_keeps_what_was_learned():
     )
 
 
-def test_rates_of_a_step_schedule():
-    """Rates of the first and the last step: the fall ten epochs after the warm-up belongs to the
-    thirteenth epoch.
-    """
-    schedule = {"name": "step", "decay": 0.5, "decay_interval": 10, "warmup_epochs": 2}
-    config = with_changes(
-        Config(), optimizer={"learning_rate": 0.1}, schedule=schedule, training={"max_epochs": 12}
-    )
-    longer = with_changes(config, training={"max_epochs": 13})
-    shown = {one.epoch: one.learning_rates for one in fine_tuning.scheduled_epochs(config)}
-    assert shown[1] == pytest.approx((1e-4, 0.05), rel=1e-3) and shown[2] == pytest.approx(
-        (0.05, 0.1), rel=1e-3
-    )
-    assert shown[12] == (0.1, 0.1)
-    assert fine_tuning.scheduled_epochs(longer)[-1].learning_rates == (0.05, 0.05)
-
-
 def sharded_head():
     """In each of two processes: the head of a stage has the rows of the previous one, and its own
     margin.

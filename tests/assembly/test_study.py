@@ -18,6 +18,7 @@ from speakernet.data.lists import read_training_list, read_trials
 from speakernet.evaluation.files import write_scores
 from speakernet.evaluation.metrics import eer
 from speakernet.evaluation.results import Results
+from speakernet.evaluation.study import name_of_files, read_plan
 from speakernet.options import PLUGIN_MODULES
 
 HALF = "half, as recorded"
@@ -54,7 +55,7 @@ class Runs:
         words = dict(itertools.pairwise(command))
         folder = Path(words["--save_path"])
         seed = int(words["--seed"])
-        variant = next(name for name in NOISE if study._name_of_files(name) == folder.parent.name)
+        variant = next(name for name in NOISE if name_of_files(name) == folder.parent.name)
         threads = env.get("OMP_NUM_THREADS")
         self.commands.append({**words, "variant": variant, "threads": threads})
         if variant == self.failing:
@@ -197,7 +198,7 @@ def test_documented_plans(repository, tmp_path):
     in_help = cli_study.__doc__[cli_study.__doc__.index("    recipe:") :].split("\n\n")[0]
     for text in (in_page, in_help):
         (tmp_path / "plan.yaml").write_text(text)
-        plan = study.read_plan(tmp_path / "plan.yaml")
+        plan = read_plan(tmp_path / "plan.yaml")
         for variant in plan.variants:
             (tmp_path / "variant.yaml").write_text(yaml.safe_dump(plan.settings(variant)))
             load_config([plan.recipe, str(tmp_path / "variant.yaml")])

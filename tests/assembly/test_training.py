@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from speakernet.assembly import ranks, training
+from speakernet.assembly import training
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.fine_tuning import StagedRun
 from speakernet.assembly.inputs import Inputs
@@ -215,7 +215,7 @@ METRIC = {"loss": {"name": "angleproto"}, "data": {"utterances_per_speaker": 2, 
 )
 def test_impossible_combinations_are_refused(tiny_corpus, monkeypatch, sections, message):
     monkeypatch.setattr("speakernet.training.precision.cpu_flags", lambda: frozenset({"avx2"}))
-    monkeypatch.setattr("speakernet.assembly.training.shutil.which", lambda name: None)
+    monkeypatch.setattr("speakernet.training.compiling.shutil.which", lambda name: None)
     monkeypatch.setenv("SPEAKERNET_FFMPEG", "/no/such/ffmpeg")
     config = tiny_config(tiny_corpus, **sections)
     with pytest.raises(ValueError, match=message):
@@ -286,7 +286,7 @@ def test_last_epochs_as_recorded(tiny_corpus):
 def test_shared_batch_norm(batch_size, processes, asked, is_shared, reason):
     # Speakers with two utterances each.
     data = {"batch_size": batch_size // 2, "utterances_per_speaker": 2}
-    choice = ranks.choose_shared_norms(
+    choice = training.choose_shared_norms(
         with_changes(Config(), data=data, runtime={"sync_batch_norm": asked}), processes
     )
     assert choice.value is is_shared and reason in choice.reason

@@ -12,8 +12,12 @@ import soundfile
 import speakernet
 from speakernet.checks import lists as checks
 from speakernet.checks import worst
-from speakernet.checks.augmentation import augmentation_findings
-from speakernet.checks.doctor import CheckRequest, full_check, machine_findings
+from speakernet.checks.doctor import (
+    CheckRequest,
+    augmentation_findings,
+    full_check,
+    machine_findings,
+)
 from speakernet.cli import main
 from speakernet.data.audio import write_audio
 from speakernet.data.augment.options import AugmentOptions

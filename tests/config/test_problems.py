@@ -67,3 +67,8 @@ def test_impossible_in_training(option, text):
 def test_without_effect(option, text):
     found = options_without_effect(config_of(text), 4, is_on_cpu=True, is_distributed=False)
     assert [key for key, _ in found] == [option]
+
+
+def test_shuffled_utterances_of_one_speaker():
+    config = config_of("data: {sampler: shuffled, utterances_per_speaker: 2}")
+    assert [key for key, _ in problems(config)] == ["data.utterances_per_speaker"]

@@ -10,7 +10,6 @@ from numpy.testing import assert_allclose
 
 import speakernet
 from speakernet.assembly.evaluation import run_evaluation
-from speakernet.assembly.in_browser import RUNTIME_FILES, page_files
 from speakernet.assembly.inputs import Inputs
 from speakernet.checkpoint import read_checkpoint
 from speakernet.config import load_config
@@ -19,6 +18,7 @@ from speakernet.evaluation import adaptation, embedding
 from speakernet.evaluation.metrics import eer
 from speakernet.inference.adapt import AS_IT_IS, adapt, cross_validate, embed_domain
 from speakernet.inference.people import StoreError
+from speakernet.inference.serve.in_browser import RUNTIME_FILES, page_files
 from tests.small_networks import tiny_resnet, write_model
 from tests.tiny_recipe import write_recipe
 
@@ -241,7 +241,7 @@ def test_telephones(voices, tmp_path, monkeypatch, call, succeed):
     for name in RUNTIME_FILES:
         (tmp_path / name).touch()
     with pytest.raises(ValueError, match=r"m.adapted.pt: .* repeated to 16 s"):
-        page_files(done.path, tmp_path)
+        page_files(done.path, tmp_path, [])
     # Adapted again, it starts from the network alone; nothing tells these wide-band recordings from
     # others.
     again = adapt(done.path, [voices], out=tmp_path / "again.pt", method="mean")

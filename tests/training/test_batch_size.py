@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from speakernet.training.batch_size import BatchSizeFinder
+from speakernet.training.batch_size import BatchSizeFinder, Measurement, recommendation
+from speakernet.training.options import TrainingOptions
 
 
 class FakeMachine:
@@ -82,3 +83,35 @@ def test_network_is_unchanged():
     assert 2 <= finder.find(2, 16) <= 16
     assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
     assert all(parameter.grad is None for parameter in net.parameters())
+
+
+def measured(batch_size, throughput):
+    return Measurement(batch_size, batch_size / throughput if throughput else float("inf"), 0)
+
+
+@pytest.mark.parametrize(
+    ("configured", "best", "utterances", "start"),
+    [
+        ((32, 100.0), (64, 110.0), 10**6, "keep --batch_size 32"),
+        (
+            (64, 100.0),
+            (32, 99.9),
+            10**6,
+            "keep --batch_size 64; no size is clearly faster (32 by 0 %",
+        ),
+        ((32, 100.0), (64, 150.0), 1000, "keep --batch_size 32"),
+        ((32, 100.0), (64, 150.0), 50_000, "use --batch_size 64 "),
+        ((64, 0.0), (16, 100.0), 0, "use --batch_size 16 --training.accumulation_steps 4"),
+    ],
+)
+def test_the_recommendation(configured, best, utterances, start):
+    """A slightly faster size, or too few steps left, is not recommended."""
+    advice = recommendation(
+        measured(*configured),
+        measured(*best),
+        TrainingOptions(max_epochs=16),
+        utterances_per_speaker=1,
+        is_metric=False,
+        count_utterances=lambda: utterances,
+    )
+    assert advice.startswith(start)

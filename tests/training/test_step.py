@@ -22,7 +22,13 @@ from speakernet.training.options import (
     schedules,
 )
 from speakernet.training.precision import Precision, choose_precision
-from speakernet.training.schedules import LearningRateSchedule, MarginSchedule
+from speakernet.training.schedules import (
+    SHOWN_STEPS,
+    LearningRateSchedule,
+    MarginSchedule,
+    Schedules,
+    scheduled_epochs,
+)
 from tests.training.training_fakes import (
     CPU,
     SAMPLES,
@@ -360,6 +366,25 @@ def test_margin_ramps():
         [0.0, 0.3 * 0.968377 / 0.999, 0.3], rel=1e-5
     )
     assert MarginSchedule(schedules.ScheduleOptions(), 0.2, steps_per_epoch=10)(7) == 0.2
+
+
+def test_shown_rates_of_a_step_schedule():
+    """Rates of the first and the last step: the fall ten epochs after the warm-up belongs to the
+    thirteenth epoch.
+    """
+    options = schedules.StepOptions(name="step", decay=0.5, decay_interval=10, warmup_epochs=2)
+
+    def shown(num_epochs):
+        rate = LearningRateSchedule(
+            options, 0.1, steps_per_epoch=SHOWN_STEPS, num_epochs=num_epochs
+        )
+        return {row.epoch: row.learning_rates for row in scheduled_epochs({"": Schedules(rate)})}
+
+    rates = shown(12)
+    assert rates[1] == pytest.approx((1e-4, 0.05), rel=1e-3)
+    assert rates[2] == pytest.approx((0.05, 0.1), rel=1e-3)
+    assert rates[12] == (0.1, 0.1)
+    assert shown(13)[13] == (0.05, 0.05)
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.8])

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 import speakernet
-from speakernet.assembly.in_browser import page_files
+from speakernet.corpora.synthetic.speech import synthetic_speech
 from speakernet.data import speech
 from speakernet.data.audio import read_audio_bytes, write_audio
+from speakernet.inference.serve.in_browser import page_files
 from tests.browser import NEEDS_BROWSER, Browser
 from tests.inference.serve.serve_helpers import serving, wav
 
@@ -119,7 +120,7 @@ def test_model_in_the_browser(browser, models, runtime, shared_data, monkeypatch
     monkeypatch.setattr(speech, "default_detector", lambda: speech.SILERO)
     clips = sorted((shared_data / "speechocean_mini" / "dev").glob("*/*.flac"))
     real = [clips[row].read_bytes() for row in (0, 180)]
-    files = page_files(models[0], runtime)
+    files = page_files(models[0], runtime, synthetic_speech(4, 16000))
     verifier = speakernet.load(models[0], "cpu")
     with serving(models[0], files=files, token="t" * 16) as (address, _):
         browser.open(f"{address}/#token={'t' * 16}", 1280)

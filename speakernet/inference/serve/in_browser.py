@@ -4,10 +4,11 @@ silero-vad, and onnxruntime-web.
 
 import logging
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-from speakernet.assembly.exchange import NUM_COMPARED
-from speakernet.corpora.synthetic.speech import SAMPLE_RATE, synthetic_speech
+import numpy as np
+
 from speakernet.data.speech import silero_file
 from speakernet.evaluation.embedding import preparation_in_words
 from speakernet.evaluation.scoring import plda_of
@@ -19,9 +20,9 @@ from speakernet.models.model_file import load_model_file
 logger = logging.getLogger(__name__)
 
 
-def page_files(model_path: Path, folder: Path) -> dict[str, bytes]:
-    """URL -> contents: the graph, checked as in `export`, that of silero-vad, and the runtime from
-    the folder `dist` of onnxruntime-web.
+def page_files(model_path: Path, folder: Path, speech: Sequence[np.ndarray]) -> dict[str, bytes]:
+    """URL -> contents: the graph, compared with its network on `speech`, that of silero-vad, and
+    the runtime from the folder `dist` of onnxruntime-web.
     """
     if missing := [name for name in RUNTIME_FILES if not (folder / name).is_file()]:
         raise FileError(
@@ -51,8 +52,7 @@ def page_files(model_path: Path, folder: Path) -> dict[str, bytes]:
     logger.info("exporting %s for the browser", model_path)
     with tempfile.TemporaryDirectory(prefix="speakernet-serve-") as made:
         graph = Path(made) / GRAPH
-        # Synthetic voices need no files and are enough to compare a graph with its network.
-        export_model(model_path, graph, speech=synthetic_speech(NUM_COMPARED, SAMPLE_RATE))
+        export_model(model_path, graph, speech=speech)
         files = {
             path.name: path.read_bytes() for path in (graph, *map(folder.joinpath, RUNTIME_FILES))
         }
