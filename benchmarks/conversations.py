@@ -98,7 +98,8 @@ def conversation(
     mixed = np.zeros(round((seconds + 60) * SAMPLE_RATE), np.float32)
     while at < seconds:
         # Everybody speaks once before anybody speaks again.
-        missing = [name for name in names if name not in {turn.speaker for turn in turns}]
+        heard = {turn.speaker for turn in turns}
+        missing = [name for name in names if name not in heard]
         others = [name for name in names if name != last]
         name = missing[0] if missing else str(random.choice(others))
         waveform = read_audio(people[name][random.integers(len(people[name]))])

@@ -70,12 +70,12 @@ def compare_epochs(
         for _ in range(rounds + 1):
             for process in processes.values():
                 process.run()
-    medians = {}
+    medians: dict[str, dict[str, float]] = {}
     for name, process in processes.items():
         epochs = process.figures[1:]
-        medians[name] = {
-            key: statistics.median(epoch[key] for epoch in epochs) for key in epochs[0]
-        }
+        medians[name] = {}
+        for key in epochs[0]:
+            medians[name][key] = statistics.median(epoch[key] for epoch in epochs)
     return medians
 
 

@@ -97,7 +97,9 @@ def steps(arguments: argparse.Namespace) -> dict[str, Any]:
     sys.stdout.write(
         f"\n{NETWORK}, {arguments.step_batch} crops of 2 s, {arguments.rounds} rounds\n\n"
     )
-    rows = [[timing["name"], *(f"{timing[key]:.3f}" for key in STEP_FIGURES)] for timing in timings]
+    rows = []
+    for timing in timings:
+        rows.append([timing["name"], *(f"{timing[key]:.3f}" for key in STEP_FIGURES)])
     columns = ("step", "median seconds", "quartile spread", "ratio to the plain definition")
     sys.stdout.write(markdown_table(columns, rows) + "\n")
     return {"steps": timings}

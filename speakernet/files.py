@@ -16,7 +16,7 @@ import stat
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -50,21 +50,7 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 LONGEST_SECRET = 4096  # bytes
 DEFLATE_LIMIT = 1033  # the largest compression ratio of deflate
-
-MARK_BYTES = 1 << 16
-"""How far from its start and end a file is searched for the mark of this program."""
 ZIP_MARK = b"PK\x03\x04"
-MARKS_IN_ZIP = (b"format_version", b"fingerprint.npy", b"speakernet.json")
-"""In a model file, in the embeddings of `embed` and `people export`, and in a torch.export
-archive."""
-MARKS_AT_START = (b'{\n "fingerprint": ', b'{\n "system": ', b"# From wespeaker's ")
-"""Of `people export`, the figures of `benchmark`, and `import-config`."""
-MARKS_BY_SUFFIX = {
-    ".onnx": b"speakernet",
-    ".safetensors": b'"speakernet"',
-    ".html": b'<meta name="generator" content="speakernet">',
-}
-
 IN_PLACE_OF_A_FILE = {
     b"version https://git-lfs": "a git-lfs pointer; `git lfs pull` fetches the file",
     b"<!doc": "an HTML page, which servers send instead of a file that needs a login",
@@ -406,44 +392,6 @@ def refuse_overwriting(outputs: Iterable[str | Path], inputs: Iterable[str | Pat
         taken.append(output)
 
 
-def check_outputs(
-    outputs: Mapping[Path, bool], inputs: Iterable[str | Path], *, is_forced: bool
-) -> None:
-    """Refuse outputs that would replace an input, each other, or a file that this program did not
-    write.
-
-    Args:
-        outputs: the files that a command will write, and whether an existing one was written by
-            this program.
-        inputs: the files that it reads.
-        is_forced: replace files of other programs too, but never an input.
-    """
-    refuse_overwriting(outputs, inputs)
-    for path, is_ours in outputs.items():
-        if path.is_file() and path.stat().st_size and not is_ours and not is_forced:
-            raise FileError(
-                f"{path} exists, and is not a file that this command wrote; choose another name, "
-                "or replace it with --force"
-            )
-
-
-def is_own(path: Path) -> bool:
-    """Whether a file holds the mark of a file that this program writes with `--out`; False for a
-    missing file.
-    """
-    if not path.is_file():
-        return False
-    # Both ends are read, because a zip has its table of members at the end, and ONNX its metadata.
-    with path.open("rb") as file:
-        content = file.read(MARK_BYTES)
-        file.seek(max(file.tell(), path.stat().st_size - MARK_BYTES))
-        content += file.read()
-    if content.startswith(ZIP_MARK):
-        return any(mark in content for mark in MARKS_IN_ZIP)
-    mark = MARKS_BY_SUFFIX.get(path.suffix.lower())
-    return content.startswith(MARKS_AT_START) or (mark is not None and mark in content)
-
-
 def is_address(path: object) -> bool:
     """Whether a path is an fsspec address, such as s3://bucket/vox2."""
     return "://" in str(path)
@@ -498,7 +446,9 @@ def yaml_nodes(text: str, name: str, *, has_lines: bool = False) -> yaml.Node | 
     """
 
     def place(mark: Any) -> str:
-        return f"{name}:{mark.line + 1 if mark else 1}" if has_lines else name
+        if not has_lines:
+            return name
+        return f"{name}:{mark.line + 1 if mark else 1}"
 
     # A configuration may come from anybody. Deep nesting overflows the composer's stack, aliases
     # expand exponentially, and a long number takes quadratic time; the events, which cost linear

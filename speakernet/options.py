@@ -14,12 +14,20 @@ import pkgutil
 import sys
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
 from annotated_types import Ge, Gt, Le, MaxLen
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    ValidationError,
+    ValidationInfo,
+    WrapSerializer,
+    field_validator,
+)
 
 # Every number also has an upper bound, so that a typing mistake does not become an allocation error
 # later.
@@ -54,6 +62,12 @@ TYPE_NAMES = {
 
 Row = TypeVar("Row")
 T = TypeVar("T")
+
+Several = Annotated[
+    Sequence[T], AfterValidator(tuple), WrapSerializer(lambda values, dump: list(dump(values)))
+]
+"""A list in a configuration: a tuple, because a checked configuration never changes, and a list
+again when it is dumped."""
 
 
 # pydantic instead of plain dataclasses because it checks bounds: without them a mistyped number
@@ -303,7 +317,7 @@ def in_words(declared: Any) -> str:
         return declared
     if origin is Annotated:
         return in_words(arguments[0]) + _bounds_in_words(arguments[1:])
-    if origin is list:
+    if origin in (list, Sequence):
         return f"a list in brackets, each entry {in_words(arguments[0])}"
     if isinstance(declared, type) and issubclass(declared, Options):
         return f"{{{', '.join(declared.model_fields)}}}"

@@ -58,23 +58,24 @@ def evaluation_folder(folder: Path, trial_list: str | Path) -> Path:
 
 def stage_folder(folder: Path, number: int, name: str) -> Path:
     """The folder of a later stage, numbered from 0; the first stage uses the run folder."""
-    # A run that version 0.3.0 began goes on in the folder that it has.
-    before = folder / LARGE_MARGIN_FOLDER
-    if name == LARGE_MARGIN_FOLDER and before.is_dir():
-        return before
+    # A run started by version 0.3.0 or earlier continues in its folder without a number.
+    unnumbered = folder / LARGE_MARGIN_FOLDER
+    if name == LARGE_MARGIN_FOLDER and unnumbered.is_dir():
+        return unnumbered
     return folder / f"{number + 1}_{name}"
 
 
 def later_stages(folder: Path) -> dict[str, Path]:
     """Stage name -> folder of all stages but the first, in order."""
-    # Folders that were moved aside have a dot.
-    numbered = {
-        path.name[2:]: path for path in sorted(folder.glob("[2-9]_*")) if "." not in path.name
-    }
-    last = folder / LARGE_MARGIN_FOLDER
-    if last.is_dir():
-        numbered[LARGE_MARGIN_FOLDER] = last
-    return numbered
+    stages = {}
+    for path in sorted(folder.glob("[2-9]_*")):
+        # Folders that were moved aside have a dot (`2_large_margin.before-1`).
+        if "." not in path.name:
+            stages[path.name[2:]] = path
+    unnumbered = folder / LARGE_MARGIN_FOLDER
+    if unnumbered.is_dir():
+        stages[LARGE_MARGIN_FOLDER] = unnumbered
+    return stages
 
 
 def is_reported(run_folder: Path, test_lists: Iterable[str]) -> bool:
@@ -83,8 +84,8 @@ def is_reported(run_folder: Path, test_lists: Iterable[str]) -> bool:
     """
     models = [run_folder / BEST, run_folder / LAST]
     models += [folder / LAST for folder in later_stages(run_folder).values()]
-    # By dates, because a report is written after the models; what is in a copied folder is compared
-    # by checksums elsewhere (`assembly.runs`).
+    # By dates, because a report is written after the models. Copying a folder changes them, so
+    # `assembly.runs` compares checksums before it relies on an earlier report.
     latest = max(model.stat().st_mtime_ns for model in models if model.exists())
     for folder in (run_folder, *(evaluation_folder(run_folder, name) for name in test_lists)):
         for name in EVALUATION_FILES:
@@ -118,27 +119,28 @@ def refuse_unusable(folder: str | Path) -> None:
 
 
 @contextlib.contextmanager
-def held(folder: str | Path) -> Iterator[None]:
+def lock_folder(folder: str | Path) -> Iterator[None]:
     """Lock a run folder for this process; the operating system releases the lock when the process
     dies.
     """
-    path = Path(folder) / LOCK
-    with writing(path.parent, "choose another --save_path"):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(folder)
+    lock = folder / LOCK
+    with writing(folder, "choose another --save_path"):
+        folder.mkdir(parents=True, exist_ok=True)
         # Detects a read-only folder now instead of after the first epoch.
-        path.touch()
+        lock.touch()
     holder = "an unknown process"
     # Windows refuses to read a locked file.
     with contextlib.suppress(OSError):
-        holder = path.read_text(encoding="utf-8").strip() or holder
+        holder = lock.read_text(encoding="utf-8").strip() or holder
     refusal = (
-        f"{path.parent} is in use by another run ({holder}); wait for it, stop it, or "
-        "choose another --save_path"
+        f"{folder} is in use by another run ({holder}); wait for it, stop it, or choose another "
+        "--save_path"
     )
-    with hold_lock(path, refusal):
+    with hold_lock(lock, refusal):
         # Only needed for the message above, so a full disk does not matter.
         with contextlib.suppress(OSError):
-            path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
+            lock.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
         yield
 
 
@@ -162,10 +164,10 @@ class GrowingFile:
             # Unbuffered: a piece is with the system when this returns, and the number of bytes
             # written shows whether the disk was full.
             with self.path.open("ab", buffering=0) as file:
-                before = os.fstat(file.fileno()).st_size
+                size_before = os.fstat(file.fileno()).st_size
                 if file.write(content) < len(content):
                     # Half a line would corrupt the next one, and half a record everything after it.
-                    os.ftruncate(file.fileno(), before)
+                    os.ftruncate(file.fileno(), size_before)
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             if not self._has_failed:

@@ -89,10 +89,10 @@ def text_table(rows: Sequence[Sequence[str]]) -> list[str]:
     ['name  speech', 'Ada   3.0 s']
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    lines = []
+    for row in rows:
+        lines.append("  ".join(map(str.ljust, row, widths)).rstrip())
+    return lines
 
 
 class Bar(contextlib.ExitStack):

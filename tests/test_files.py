@@ -27,7 +27,7 @@ from speakernet.cli import main
 from speakernet.cli.train import _log_file
 from speakernet.data import parts
 from speakernet.options import Component, Options, create, lookup, options_of
-from speakernet.run_folder import held, refuse_unusable
+from speakernet.run_folder import lock_folder, refuse_unusable
 from speakernet.training.checkpoints import capture_random_state, restore_random_state
 
 
@@ -261,8 +261,8 @@ def test_atomic_write_keeps_the_old_file_when_it_fails(tmp_path):
 
 LOCKED = """
 import sys
-from speakernet.run_folder import held
-with held(sys.argv[1]):
+from speakernet.run_folder import lock_folder
+with lock_folder(sys.argv[1]):
     print("held", flush=True)
     input()
 """
@@ -274,11 +274,11 @@ def test_lock_of_another_process(tmp_path):
     process.stdout.readline()
     # A refusal does not change the holder's name in the file.
     for _ in range(2):
-        with pytest.raises(ValueError, match=f"process {process.pid} on "), held(tmp_path):
+        with pytest.raises(ValueError, match=f"process {process.pid} on "), lock_folder(tmp_path):
             raise AssertionError("it was held twice")
     process.kill()
     process.communicate()
-    with held(tmp_path):
+    with lock_folder(tmp_path):
         pass
 
 

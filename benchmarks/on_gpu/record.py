@@ -143,9 +143,10 @@ def _table(rows: Sequence[Row]) -> str:
     columns: dict[str, None] = {}
     for figures in rows:
         columns |= dict.fromkeys(figures)
-    return markdown_table(
-        tuple(columns), [[_cell(figures.get(name)) for name in columns] for figures in rows]
-    )
+    cells = []
+    for figures in rows:
+        cells.append([_cell(figures.get(name)) for name in columns])
+    return markdown_table(tuple(columns), cells)
 
 
 def _cell(value: Any) -> str:

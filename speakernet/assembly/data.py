@@ -55,7 +55,7 @@ class Placement:
 
 
 def build_training_loader(
-    config: Config, inputs: Inputs, start_method: str | None = None, *, reserved_bytes: int = 0
+    config: Config, inputs: Inputs, *, reserved_bytes: int = 0
 ) -> TrainingLoader:
     """Build the loader described by the sections data and augment."""
     # The order is that of the decisions. Lists and headers are checked before anything is decoded
@@ -86,17 +86,20 @@ def build_training_loader(
         _keep_noise_in_ram(augmenter, reader, data.cache_megabytes << 20)
     changes_speed = device.type == "cpu" or with_reading is not None
     is_int16 = with_reading is None and (is_flat or training.table.all_plain)
+    work = choices.CropWork(
+        # Threads read ahead what is not in memory.
+        is_reading_free=is_flat,
+        augments=with_reading is not None,
+        changed_share=voices.share_at_other_speeds if changes_speed else 0.0,
+    )
     options = _resolve_auto(
         # A corpus on the device needs no workers.
         data.model_copy(update={"num_workers": 0}) if placement.corpus else data,
         sampler,
         device,
+        work,
         sample_bytes=2 if is_int16 else 4,
-        # Threads read ahead what is not in memory.
-        is_reading_free=is_flat,
-        augments_in_workers=with_reading is not None,
-        changed_share=voices.share_at_other_speeds if changes_speed else 0.0,
-        is_spawned=(start_method or workers.DEFAULT_START_METHOD) != "fork",
+        is_spawned=workers.START_METHOD != "fork",
     )
     # If no copy follows, crops are made in the network's own type.
     is_copied = device.type != "cpu" or options.num_workers != 0
@@ -113,14 +116,7 @@ def build_training_loader(
         dtype=np.int16 if is_int16 and is_copied else np.float32,
         changes_speed=changes_speed,
     )
-    running = _placed(
-        maker,
-        options,
-        device,
-        start_method,
-        placement,
-        may_grow=data.num_workers == "auto",
-    )
+    running = _placed(maker, options, device, placement, may_grow=data.num_workers == "auto")
     if augmenter is not None and placement.banks:
         # Babble mixed from training utterances reads the corpus on the device, if it is there.
         corpus = None
@@ -166,7 +162,6 @@ def _placed(
     maker: batches.BatchMaker,
     options: DataOptions,
     device: torch.device,
-    start_method: str | None,
     placement: Placement,
     *,
     may_grow: bool,
@@ -186,7 +181,7 @@ def _placed(
     running: batches.CropMaker = maker
     if options.num_workers:
         pins = device.type == "cuda" and bool(options.pin_memory)
-        running = workers.Workers(maker, options, start_method, pins=pins, may_grow=may_grow)
+        running = workers.Workers(maker, options, pins=pins, may_grow=may_grow)
     in_flight = int(options.num_workers) * int(options.prefetch_factor)
     if maker.reader.is_remote:
         return maker.reader.ahead(running, in_flight)
@@ -291,11 +286,9 @@ def _resolve_auto(
     data: DataOptions,
     sampler: sampling.Sampler,
     device: torch.device,
+    work: choices.CropWork,
     *,
     sample_bytes: int,
-    is_reading_free: bool,
-    augments_in_workers: bool,
-    changed_share: float,
     is_spawned: bool,
 ) -> DataOptions:
     """The section with every `auto` for workers and queues resolved."""
@@ -306,16 +299,14 @@ def _resolve_auto(
     num_workers = data.num_workers
     if num_workers == "auto":
         choice = choices.choose_num_workers(
+            work,
             cores=usable_cores(),
             num_batches=len(sampler.eligible) // (data.batch_size * sampler.unit),
-            is_reading_free=is_reading_free,
-            augments_in_workers=augments_in_workers,
             trains_on_cpu=device.type == "cpu",
             batch_bytes=batch_bytes,
             free_shared_bytes=free_shared,
             processes_on_machine=distributed.local_world_size(),
             is_spawned=is_spawned,
-            changed_share=changed_share,
         )
         num_workers = choice.value
         logger.info("loader workers: %s", choice)

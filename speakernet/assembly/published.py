@@ -22,6 +22,7 @@ from speakernet.options import lookup
 from speakernet.terminal import Bar
 
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".model", ".safetensors", ".onnx")
+"""A name that ends in one of these is a path."""
 
 
 def load(
@@ -44,7 +45,7 @@ def load(
     return verifier.load(path_of(path), device, local_rank)
 
 
-def cached(name: str) -> Path:
+def cache_path(name: str) -> Path:
     """The path of a catalogue entry's model file in the cache, whether fetched or not."""
     suffix = ".onnx" if "segmentation" in published.catalogue()[name] else ".pt"
     return default_cache_folder() / "models" / f"{name}{suffix}"
@@ -55,52 +56,59 @@ def path_of(name: str | Path) -> Path:
     necessary.
     """
     path = Path(name)
+    if path.exists():
+        return path
     text = str(name)
     # OWNER/NAME looks like a path. With the suffix of a model file, or in an existing folder, it is
     # a mistyped path, which must not be looked up on the internet.
     is_of_hub = (
         published.NAME.fullmatch(text) and path.suffix not in SUFFIXES and not path.parent.exists()
     )
-    if path.exists() or not (is_of_hub or text in published.catalogue()):
-        return path
-    return fetch(text)
+    return fetch(text) if is_of_hub or text in published.catalogue() else path
 
 
 def fetch(name: str) -> Path:
     """The path of a name's model file, fetched and checked by SHA-256 if necessary."""
     # The catalogue has names with owners too, and it knows their checksums.
     owner, slash, _ = name.partition("/")
-    if slash and not any(known.startswith(f"{owner}/") for known in published.catalogue()):
-        repository, _, revision = name.partition("@")
-        file, of_hub = published.find_in_repository(
-            name, repository, revision or "main", [published.MODEL_FILE]
-        )
-        published.check_digest(file, of_hub, name)
-        return file
+    if not slash or any(listed.startswith(f"{owner}/") for listed in published.catalogue()):
+        return _fetch_listed(name)
+    repository, _, revision = name.partition("@")
+    file, hub_digest = published.find_in_repository(
+        name, repository, revision or "main", [published.MODEL_FILE]
+    )
+    published.verify_digest(file, hub_digest, name)
+    return file
+
+
+def _fetch_listed(name: str) -> Path:
+    """The path of a catalogue entry's model file, fetched and converted if necessary."""
     entry = lookup(published.catalogue(), name, "published model")
-    target = cached(name)
+    target = cache_path(name)
     # Processes of one run ask for the same model at once, and only one may fetch it.
     with exclusive(target.parent, waits=True):
         if target.is_file():
             return target
         if "hub" in entry:
-            file, of_hub = published.find_in_repository(name, entry["hub"], "main", entry["files"])
+            file, expected = published.find_in_repository(
+                name, entry["hub"], "main", entry["files"]
+            )
         else:
             file = _from_address(name, entry, target)
-            of_hub = ""
-        # The expected SHA-256 is the published one, or that of the first fetch; for the first
-        # fetch, the hub's.
-        note = target.with_suffix(".sha256")
-        first = note.read_text("utf-8").strip() if note.is_file() else of_hub
-        digest = published.check_digest(file, entry.get("sha256") or first, name)
+            expected = ""
+        # The published SHA-256 comes first, then that of the first fetch, then the hub's.
+        first_digest = target.with_suffix(".sha256")
+        if first_digest.is_file():
+            expected = first_digest.read_text("utf-8").strip()
+        digest = published.verify_digest(file, entry.get("sha256") or expected, name)
         if "segmentation" in entry:
             target.parent.mkdir(parents=True, exist_ok=True)
             place(file.resolve(), target)
             return target
         # Converted only once, so that later a published model loads as fast as any model file.
         contents = published.convert(name, entry, file, digest)
-        with atomic_write(note) as kept:
-            kept.write(digest)
+        with atomic_write(first_digest) as output:
+            output.write(digest)
         write_checkpoint(target, contents)
         if "hub" not in entry:
             # A file in the cache of the hub stays, because other programs use it too.

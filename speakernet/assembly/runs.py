@@ -44,7 +44,7 @@ from speakernet.machine.facts import system_info, usable_cores
 from speakernet.models.model_file import voices_caution
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.random import seed_everything
-from speakernet.run_folder import BEST, LAST, PLOTS, evaluation_folder, held, is_reported
+from speakernet.run_folder import BEST, LAST, PLOTS, evaluation_folder, is_reported, lock_folder
 from speakernet.terminal import counted
 from speakernet.training.stopping import StopRequest
 from speakernet.training.trackers import TEST_FIGURES, Trackers
@@ -95,7 +95,7 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
     from speakernet.training.mirror import fetch_run, mirrored
 
     places = training.mirror, training.save_path
-    with _held_by_main(training.save_path):
+    with _lock_for_all_ranks(training.save_path):
         distributed.from_main(lambda: fetch_run(*places))
     if not distributed.is_main():
         return _train_and_report(loaded.config)
@@ -103,9 +103,9 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
         return _train_and_report(loaded.config)
 
 
-def _held_by_main(folder: str | Path) -> contextlib.AbstractContextManager[None]:
+def _lock_for_all_ranks(folder: str | Path) -> contextlib.AbstractContextManager[None]:
     """The lock of a run folder, which rank 0 takes for all ranks."""
-    return held(folder) if distributed.is_main() else contextlib.nullcontext()
+    return lock_folder(folder) if distributed.is_main() else contextlib.nullcontext()
 
 
 def _train_and_report(config: Config) -> TrainingOutcome:
@@ -172,7 +172,7 @@ def _train_and_report(config: Config) -> TrainingOutcome:
         logger.info("rebuilding the report, because the test list has changed")
     # Locked as in training, so that a second start does not remove files that are still being
     # written.
-    with _held_by_main(run_folder):
+    with _lock_for_all_ranks(run_folder):
         evaluation = run_evaluation(config, inputs, summary["best_path"], after_training=True)
         if config.training.initial_model:
             evaluation = compared_with_initial_model(config, inputs, summary, evaluation)

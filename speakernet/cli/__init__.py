@@ -23,7 +23,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from speakernet.distributed import CommandEnd, is_first, is_first_here, work
-from speakernet.files import check_outputs, is_own, read_secret
+from speakernet.files import ZIP_MARK, FileError, read_secret, refuse_overwriting
 from speakernet.machine.memory import HUGE_PAGES, is_out_of_memory
 from speakernet.terminal import TerminalHandler
 
@@ -112,6 +112,18 @@ SYSTEM_ADVICE = {
 }
 """What to do about a system error; for all others it is to check the path and its permissions."""
 
+MARK_BYTES = 1 << 16
+"""How far from its start and end a file is searched for the mark of this program."""
+MARKS_IN_ZIP = (b"format_version", b"fingerprint.npy", b"speakernet.json")
+"""In a model file, in the embeddings of `embed` and `people export`, and in a torch.export
+archive."""
+MARKS_AT_START = (b'{\n "fingerprint": ', b'{\n "system": ', b"# From wespeaker's ")
+"""Of `people export`, the figures of `benchmark`, and `import-config`."""
+MARKS_BY_SUFFIX = {
+    ".onnx": b"speakernet",
+    ".safetensors": b'"speakernet"',
+    ".html": b'<meta name="generator" content="speakernet">',
+}
 
 EXTRAS = {
     **dict.fromkeys(("fastapi", "uvicorn", "multipart", "python_multipart"), "serve"),
@@ -169,10 +181,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: one of `EXIT_STATUSES`.
     """
-    command, *rest = [*(sys.argv[1:] if arguments is None else arguments)] or [""]
+    words = list(sys.argv[1:] if arguments is None else arguments) or [""]
+    command = words[0]
     if command not in COMMANDS:
-        return run_command("speakernet.cli.overview", "speakernet", [command, *rest])
-    return run_command(module_of(command), f"speakernet {command}", rest)
+        return run_command("speakernet.cli.overview", "speakernet", words)
+    return run_command(module_of(command), f"speakernet {command}", words[1:])
 
 
 def run_script(*command: str) -> NoReturn:
@@ -182,14 +195,15 @@ def run_script(*command: str) -> NoReturn:
 
 def module_of(command: str) -> str:
     """The module of a command; one named `list` would shadow the builtin in this package."""
-    return f"speakernet.cli.{'list_components' if command == 'list' else command.replace('-', '_')}"
+    name = "list_components" if command == "list" else command.replace("-", "_")
+    return f"speakernet.cli.{name}"
 
 
-# What a command may do to the user, in order: print its answer to standard output and nothing else
-# there; log to standard error, one line at a time, beside a progress bar; stop with one sentence if
-# the user can mend what is wrong, and with a traceback only if we can; never leave a broken pipe, a
-# full disk or Ctrl-C to Python's own message. All of that happens here once, so a command's module
-# only returns its lines or raises.
+# What a user sees of a command: its answer on standard output and nothing else there; its log on
+# standard error, one line at a time, beside a progress bar; one sentence if the user can mend what
+# is wrong, and a traceback only if we have to; never Python's own message about a broken pipe, a
+# full disk or Ctrl-C. All of that happens here once, so a command's module only returns its lines
+# or raises.
 def run_command(module_name: str, program: str, arguments: Sequence[str]) -> int:
     """Run a command module as `main` does; scripts of the checkout outside the package use it too.
 
@@ -227,13 +241,15 @@ def run_command(module_name: str, program: str, arguments: Sequence[str]) -> int
         if is_pipe:
             return BROKEN_PIPE
         message = _message(error)
+        # If several ranks fail alike, one reports it; before they are connected, the first rank of
+        # each machine.
+        reports = is_first_here(os.environ) if work.reports is None else work.reports
         if message is None or "--debug" in arguments:
+            # Python prints the traceback too, but its exit status would be 1.
             if command.ERROR_STATUS is None:
                 raise
             traceback.print_exc()
-        # If several ranks fail alike, one reports it; before they are connected, the first rank of
-        # each machine.
-        elif work.reports or (work.reports is None and is_first_here(os.environ)):
+        elif reports:
             sys.stderr.write(f"\n{program}: {message}\n")
         if command.ERROR_STATUS is not None:
             return command.ERROR_STATUS
@@ -247,11 +263,12 @@ def _prepare_streams(package: str, *, is_quiet: bool) -> None:
     stderr.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
+        stream = getattr(sys, name)
+        if stream is None:
             # Otherwise the next file opened would get its descriptor.
             setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115  # stays open
-        elif mode == "w" and hasattr(getattr(sys, name), "reconfigure"):
-            getattr(sys, name).reconfigure(errors="backslashreplace")
+        elif mode == "w" and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
     # A notebook shows stderr in red.
     handler = TerminalHandler(sys.stdout if "ipykernel" in sys.modules else None)
     # DEBUG is for diagnosis and goes to the run's log.txt only.
@@ -320,7 +337,7 @@ def _parse(command: Command, program: str, rest: Sequence[str]) -> argparse.Name
     if command.TAKES_CONFIG:
         for place, word in enumerate(rest):
             if word in ("-h", "--help"):
-                parser.epilog = _help_on_configuration(rest[place + 1 : place + 2])
+                parser.epilog = _help_on_configuration(rest[place + 1 :])
         # The rest are options of the configuration, which `load_configuration` checks.
         parsed, config_arguments = parser.parse_known_args(rest)
         parsed.config_arguments = config_arguments
@@ -333,11 +350,13 @@ def _parse(command: Command, program: str, rest: Sequence[str]) -> argparse.Name
 
 
 def _help_on_configuration(words: Sequence[str]) -> str:
-    """The options of the section or component that follows --help, and the exit statuses."""
+    """The options of the section or component in the first word after --help, and the exit
+    statuses.
+    """
     # Late: only --help needs the options of every component.
     from speakernet.config.reference import help_text
 
-    topic = "".join(word for word in words if not word.startswith("-"))
+    topic = words[0] if words and not words[0].startswith("-") else ""
     statuses = (f"  {code:<5} {meaning}" for code, meaning in EXIT_STATUSES.items())
     return "\n".join([help_text(topic), "", "exit status:", *statuses])
 
@@ -348,32 +367,56 @@ def output_path(text: str) -> Path:
 
 
 def _output_names(parser: argparse.ArgumentParser) -> set[str]:
+    """The names of the arguments that name what a command writes."""
     return {action.dest for action in parser._actions if action.type is output_path}
 
 
 def _check_outputs(
     command: Command, parser: argparse.ArgumentParser, parsed: argparse.Namespace
 ) -> None:
-    """Refuse outputs that would replace an input, or without --force a file that this program did
-    not write.
+    """Refuse outputs that would replace an input or each other, or without --force a file that this
+    program did not write.
     """
-    names = _output_names(parser)
-    if not names:
+    output_names = _output_names(parser)
+    if not output_names:
         return
     inputs: list[str | Path] = []
-    outputs: dict[Path, bool] = {}
+    is_ours: dict[Path, bool] = {}
     for name, value in vars(parsed).items():
-        if name in names and value is not None:
-            outputs[value] = is_own(value)
-        elif name not in names:
+        if name not in output_names:
             for item in value if isinstance(value, list) else [value]:
                 # Path.exists would raise for a person's name that is too long for a file.
                 if isinstance(item, str | Path) and os.path.exists(item):  # noqa: PTH110
                     inputs.append(item)
+        elif value is not None:
+            is_ours[value] = is_own(value)
     # Some names only follow from several options together, which only the command knows.
     if command.outputs is not None:
-        outputs = command.outputs(parsed)
-    check_outputs(outputs, inputs, is_forced=parsed.force)
+        is_ours = command.outputs(parsed)
+    refuse_overwriting(is_ours, inputs)
+    for path in is_ours:
+        if path.is_file() and path.stat().st_size and not is_ours[path] and not parsed.force:
+            raise FileError(
+                f"{path} exists, and is not a file that this command wrote; choose another name, "
+                "or replace it with --force"
+            )
+
+
+def is_own(path: Path) -> bool:
+    """Whether a file holds the mark of a file that this program writes with `--out`; False for a
+    missing file.
+    """
+    if not path.is_file():
+        return False
+    # Both ends are read, because a zip has its table of members at the end, and ONNX its metadata.
+    with path.open("rb") as file:
+        content = file.read(MARK_BYTES)
+        file.seek(max(file.tell(), path.stat().st_size - MARK_BYTES))
+        content += file.read()
+    if content.startswith(ZIP_MARK):
+        return any(mark in content for mark in MARKS_IN_ZIP)
+    mark = MARKS_BY_SUFFIX.get(path.suffix.lower())
+    return content.startswith(MARKS_AT_START) or (mark is not None and mark in content)
 
 
 def _refuse_unknown_options(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
@@ -455,21 +498,22 @@ def _message(error: Exception) -> str | None:
         )
     if isinstance(error, ModuleNotFoundError):
         library = (error.name or "").partition(".")[0]
-        if library != "speakernet":
-            extra = EXTRAS.get(library, "export")
-            return (
-                f"this needs the library {library}, which is not installed: pip install "
-                f"'speakernet[{extra}]'"
-            )
-    if not isinstance(error, ValueError | OSError):
-        return None
-    if not isinstance(error, OSError) or not error.strerror:
+        if library == "speakernet":
+            return None
+        extra = EXTRAS.get(library, "export")
+        return (
+            f"this needs the library {library}, which is not installed: pip install "
+            f"'speakernet[{extra}]'"
+        )
+    if isinstance(error, OSError) and error.strerror:
+        # filename2 is the target of a rename.
+        path = error.filename2 or error.filename
+        advice = SYSTEM_ADVICE.get(error.errno or 0, "check the path and its permissions")
+        message = f"{error.strerror}; {advice}"
+        return f"{path}: {message}" if path else message
+    if isinstance(error, ValueError | OSError):
         return str(error) or type(error).__name__
-    # filename2 is the target of a rename.
-    path = error.filename2 or error.filename
-    advice = SYSTEM_ADVICE.get(error.errno or 0, "check the path and its permissions")
-    message = f"{error.strerror}; {advice}"
-    return f"{path}: {message}" if path else message
+    return None
 
 
 def load_configuration(arguments: Sequence[str]) -> "LoadedConfig":
@@ -604,8 +648,8 @@ def load_verifier(
     """Load the model given by `--model`; with several ranks on a machine, each uses the GPU with
     its local rank.
     """
-    # Nothing that is imported and built here becomes garbage; looking for some takes a fifth of a
-    # second, now or (without freezing) as soon as it is enabled again.
+    # Nothing that is imported and built here becomes garbage, so the collector does not search it:
+    # that takes a fifth of a second. It is frozen below so as not to be searched afterwards either.
     gc.disable()
     try:
         # Late: --help and a mistyped option need no torch.
@@ -628,7 +672,7 @@ def store_key(arguments: argparse.Namespace) -> bytes | None:
     return read_secret(arguments.key_file, STORE_KEY_VARIABLE)
 
 
-class _Later(logging.Filter):
+class _HeldWarnings(logging.Filter):
     """Holds back a handler's warnings; drops what is less important, and warnings of other
     libraries.
     """
@@ -651,13 +695,15 @@ def answer_first(*, is_verbose: bool) -> Iterator[None]:
 
     Other messages are shown only if verbose, and then at once.
     """
-    filters = {} if is_verbose else {handler: _Later() for handler in logging.root.handlers}
-    for handler, later in filters.items():
-        handler.addFilter(later)
+    filters = {}
+    if not is_verbose:
+        filters = {handler: _HeldWarnings() for handler in logging.root.handlers}
+    for handler, held in filters.items():
+        handler.addFilter(held)
     try:
         yield
     finally:
-        for handler, later in filters.items():
-            handler.removeFilter(later)
-            for record in later.records:
+        for handler, held in filters.items():
+            handler.removeFilter(held)
+            for record in held.records:
                 handler.handle(record)

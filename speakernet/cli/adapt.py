@@ -13,9 +13,9 @@ again, because a store belongs to one model.
 import argparse
 from pathlib import Path
 
-from speakernet.cli import FILE_TO_CHANGE, MODEL, output_path
+from speakernet.cli import FILE_TO_CHANGE, MODEL, is_own, output_path
+from speakernet.data.lists import read_trials
 from speakernet.evaluation.options import ADAPTATIONS
-from speakernet.files import is_own
 from speakernet.terminal import counted
 
 ARGUMENTS = {
@@ -85,9 +85,12 @@ def run(arguments: argparse.Namespace) -> list[str]:
     # Late: --help and a mistyped option need no torch.
     from speakernet.inference import adapt, decision
 
-    foreign = None
+    method = arguments.method
     if arguments.plda:
-        foreign = adapt.ForeignFiles(arguments.plda, arguments.mean, arguments.transform)
+        method = adapt.ForeignFiles(arguments.plda, arguments.mean, arguments.transform)
+    comparison = None
+    if arguments.trials:
+        comparison = adapt.Comparison(read_trials(arguments.trials), arguments.audio)
     # Only a back end behind the network is fitted: a few hundred recordings are too few to train
     # on.
     adapted = adapt.adapt(
@@ -95,11 +98,9 @@ def run(arguments: argparse.Namespace) -> list[str]:
         arguments.recordings,
         labels=arguments.labels,
         out=arguments.out,
-        method=arguments.method,
+        method=method,
         out_of_domain=arguments.out_of_domain,
-        foreign=foreign,
-        trials=arguments.trials,
-        audio=arguments.audio,
+        comparison=comparison,
         device=arguments.device,
     )
     lines = []

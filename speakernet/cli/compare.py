@@ -123,9 +123,12 @@ def run(arguments: argparse.Namespace) -> list[str]:
     paths = [run.path for system in systems for run in system.runs]
     # Runs may have costs of their own. If all agree, they apply here too; otherwise costs of 1 do.
     costs = common_costs(read_results(path.with_name(RESULTS)) for path in paths)
+    scores = []
+    for system in systems:
+        scores.append(np.array([run.scores for run in system.runs]))
     result = compare_scores(
         trials,
-        [np.array([run.scores for run in system.runs]) for system in systems],
+        scores,
         speakers,
         num_draws=arguments.draws,
         seed=arguments.seed,
@@ -206,7 +209,10 @@ def _read_system(name: str, folders: Sequence[Path], trials: TrialList) -> Syste
 
 def _have_same_seeds(systems: Sequence[System]) -> bool:
     """Whether all systems have the same seeds, so that their runs are paired."""
-    first, *others = ([run.seed for run in system.runs] for system in systems)
+    seeds_of_systems = []
+    for system in systems:
+        seeds_of_systems.append([run.seed for run in system.runs])
+    first, *others = seeds_of_systems
     # A wrong pairing makes intervals too narrow, no pairing only makes them wider. So every seed
     # has to be known and different.
     is_known = None not in first and len(set(first)) == len(first)

@@ -65,8 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = None
     if arguments.config_arguments:
         config = load_configuration(arguments.config_arguments).config
-    # All problems are collected, so that a list is repaired once and not once for each run of the
-    # doctor.
+    # All problems are collected, so that one run of the doctor is enough to repair a list.
     findings = full_check(_request(arguments, config))
     # Without a configuration there are only lists and the machine to check.
     if config is not None:
@@ -85,19 +84,19 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         shown = [dataclasses.asdict(finding) for finding in findings]
         report = {"level": level, "findings": shown, "machine": system_info()}
-        lines = [json.dumps(report, indent=2)]
+        text = json.dumps(report, indent=2)
     else:
         has_data = bool(config or arguments.list or arguments.trials)
-        lines = [table(findings), f"\n{closing_line(findings, has_data=has_data)}"]
-    sys.stdout.writelines(f"{line}\n" for line in lines)
+        text = f"{table(findings)}\n\n{closing_line(findings, has_data=has_data)}"
+    sys.stdout.write(f"{text}\n")
     return int(level == "error")
 
 
 def _request(arguments: argparse.Namespace, config: Config | None) -> CheckRequest:
+    # "Not at least", because a NaN is not below 0 either.
     if not arguments.min_seconds >= 0:
         raise ValueError(f"--min_seconds {arguments.min_seconds:g}; expected at least 0")
-    # From the most specific to the most general: this option, the root of all lists, the folder of
-    # the list itself.
+    # The most specific comes first: --trial_root, the root of all lists, the list's own folder.
     root = arguments.trial_root or arguments.root
     request = CheckRequest(
         trials=tuple((path, root or audio_folder_of(path)) for path in arguments.trials),
@@ -111,20 +110,18 @@ def _request(arguments: argparse.Namespace, config: Config | None) -> CheckReque
             request = dataclasses.replace(request, train_list=arguments.list, train_root=train_root)
         return request
     request = dataclasses.replace(request, save_path=Path(config.training.save_path or "exps"))
-    # The first run makes these lists; until then they would be reported as missing.
+    # The first run makes the lists of a synthetic corpus; until then they would be reported as
+    # missing.
     if _is_corpus_pending(config):
         return dataclasses.replace(request, trials=())
     data = config.data
-    trials = [
-        (data.validation_list, data.validation_path),
-        (data.test_list, data.test_path),
-    ]
+    trials = [(data.validation_list, data.validation_path), (data.test_list, data.test_path)]
     # Optional lists are checked when training starts.
     for test_list in data.test_lists.values():
         if not test_list.optional:
             trials.append((test_list.list, test_list.path or data.test_path))
     # A set, because validation and test are often the same list.
-    lists = {_located(path, audio) for path, audio in trials if path}
+    trial_lists = {_located(path, audio) for path, audio in trials if path}
     corpora = {}
     for name, corpus in data.corpora.items():
         corpora[name] = _located(corpus.train_list, corpus.train_path)
@@ -138,7 +135,7 @@ def _request(arguments: argparse.Namespace, config: Config | None) -> CheckReque
         cohort_list=Path(cohort) if cohort else None,
         calibration_list=Path(calibration) if calibration else None,
         corpora=corpora,
-        trials=(*sorted(lists, key=str), *request.trials),
+        trials=(*sorted(trial_lists, key=str), *request.trials),
         enrolment=data.enrolment_list,
         min_utterances=data.utterances_per_speaker,
         # The same tolerance for missing files as in training.

@@ -74,20 +74,21 @@ def run(arguments: argparse.Namespace) -> int:
     # and embeddings should only be compared with those made in the same way.
     if arguments.speech:
         source = spoken(source)
-    num_embedded, num_kept, problems, missing = embed_files(
+    embedded = embed_files(
         verifier, source, names, arguments.out, skips_broken=arguments.skip_broken, part=part
     )
     for name, warning in source.warnings.items():
         logger.warning("%s: %s", name, warning)
-    for problem in problems:
+    for problem in embedded.problems:
         logger.warning("left out: %s", problem)
-    if missing:
-        text = f"part {part} is done; missing: {list_parts(missing)}"
+    if embedded.missing:
+        text = f"part {part} is done; missing: {list_parts(embedded.missing)}"
     else:
-        text = f"{counted(num_embedded, 'embedding')} with {verifier.embedding_dim} dimensions"
-        if num_kept:
-            text += f", {num_kept} of them from an earlier run"
-        if problems:
-            text += f"; {len(problems)} left out"
+        count = counted(embedded.num_embedded, "embedding")
+        text = f"{count} with {verifier.embedding_dim} dimensions"
+        if embedded.num_kept:
+            text += f", {embedded.num_kept} of them from an earlier run"
+        if embedded.problems:
+            text += f"; {len(embedded.problems)} left out"
     sys.stdout.write(f"{arguments.out}: {text}\n")
-    return int(bool(problems))
+    return int(bool(embedded.problems))

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from speakernet.cli import output_path, train
+from speakernet.cli import is_own, output_path, train
 from speakernet.data.lists import read_trials
 from speakernet.evaluation.calibration import AffineCalibration
 from speakernet.evaluation.figures import MIN_DRAWS, cautions, figures
@@ -28,7 +28,7 @@ from speakernet.evaluation.fitting import fit_calibration
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import Results, headline
 from speakernet.evaluation.speakers import speakers_of
-from speakernet.files import is_own, refuse_overwriting, sha256_of
+from speakernet.files import refuse_overwriting, sha256_of
 from speakernet.options import DEFAULT_SEED, default_of
 from speakernet.run_folder import (
     BEST,

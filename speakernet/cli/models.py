@@ -17,7 +17,7 @@ ROW = "{:<34}{:>16}{:>13}{:>12}{:>9}  {:<13}{:<8}{}"
 def run(arguments: argparse.Namespace) -> list[str]:
     """One line per model."""
     # Late: --help needs no torch.
-    from speakernet.assembly.published import cached
+    from speakernet.assembly.published import cache_path
     from speakernet.models.published import catalogue
 
     rates = [f"EER {trials}" for trials in LISTS]
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
             parameters,
             size,
             entry.get("licence", "not given"),
-            "yes" if cached(name).is_file() else "no",
+            "yes" if cache_path(name).is_file() else "no",
             entry["trained_on"],
         )
         mark = " *" if name == RECOMMENDED else ""

@@ -186,14 +186,10 @@ def _pack(arguments: argparse.Namespace) -> None:
         if parts:
             missing = f"parts {list_parts(parts)}"
     hours = summary.num_samples / arguments.sample_rate / 3600
-    logger.info(
-        "%s: %s, %.1f hours, %s; %d of them from an earlier run",
-        f"{corpus}, part {part}" if part else corpus,
-        counted(summary.num_utterances, "utterance"),
-        hours,
-        human_bytes(2 * summary.num_samples),
-        summary.num_resumed,
-    )
+    where = f"{corpus}, part {part}" if part else corpus
+    utterances = counted(summary.num_utterances, "utterance")
+    amount = f"{utterances}, {hours:.1f} hours, {human_bytes(2 * summary.num_samples)}"
+    logger.info("%s: %s; %d of them from an earlier run", where, amount, summary.num_resumed)
     if summary.num_skipped:
         unreadable = counted(summary.num_skipped, "file")
         logger.warning("%s could not be read; %s/%s names them", unreadable, folder, SKIPPED)

@@ -31,7 +31,7 @@ from pathlib import Path
 from speakernet.cli import load_configuration
 from speakernet.corpora.listing import positive_int
 from speakernet.files import atomic_write
-from speakernet.run_folder import held, refuse_unusable
+from speakernet.run_folder import lock_folder, refuse_unusable
 from speakernet.terminal import counted
 
 TAKES_CONFIG = True
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     plugins = [word for path in arguments.plugin for word in ("--plugin", path)]
     folder = arguments.save_path
     # --table only reads, so it works while another process trains.
-    with contextlib.nullcontext() if arguments.table else held(folder):
+    with contextlib.nullcontext() if arguments.table else lock_folder(folder):
         # Each run is a command with its own folder, so that a crash affects no other and each can
         # be resumed or repeated like any run.
         study = Study(plan, folder, arguments.config_arguments, plugins, load_configuration)

@@ -235,6 +235,9 @@ def _list_takers(takers: Sequence[str], every: Sequence[str]) -> str:
 def _default(key: str, value: Any) -> str:
     if key in CHOICES:
         return f"the {CHOICES[key].kind}'s defaults"
+    if isinstance(value, tuple):
+        # As YAML has it.
+        value = list(value)
     if value in ("", None, [], {}):
         return "empty"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -152,6 +152,8 @@ DEFAULT_NAMES = {holder: choice.default for holder, choice in CHOICES.items()}
 
 Names = Mapping[str, str]
 """Holder -> the chosen name."""
+Sections = Mapping[str, Mapping[str, Any]]
+"""Section -> option -> value."""
 
 
 def split_key(key: str) -> tuple[str, str]:
@@ -163,7 +165,7 @@ def split_key(key: str) -> tuple[str, str]:
     return parts[0], parts[2]
 
 
-def names_in(values: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+def names_in(values: Sections) -> dict[str, str]:
     """The chosen names in these sections, or the default names."""
     names = {}
     # On plain values, because the classes that could check them are chosen by these names.
@@ -234,7 +236,7 @@ def without_removed(key: str, value: Any, dropped: list[str]) -> Any:
     return [item for item in value if f"{key}: {item}" not in REMOVED]
 
 
-def config_from_dict(values: Mapping[str, Mapping[str, Any]]) -> Config:
+def config_from_dict(values: Sections) -> Config:
     """Build a configuration from nested values, as from `model_dump`; missing options keep their
     defaults.
     """
@@ -336,9 +338,7 @@ def stages_of(config: Config) -> dict[str, Config]:
     return stages
 
 
-def _change(
-    before: Config, epochs: int, changes: Mapping[str, Mapping[str, Any]], *, is_first: bool
-) -> Config:
+def _change(before: Config, epochs: int, changes: Sections, *, is_first: bool) -> Config:
     """The configuration of a stage, from that of the stage before it (at first, of the run)."""
     values = before.model_dump()
     once = {} if is_first else ONCE
@@ -389,4 +389,4 @@ def _voices(config: Config) -> list[float]:
     """The speed of each voice, in the order of the classes of a head."""
     # The factors have no effect without augmentation.
     augment = config.augment
-    return augment.speed_factors if augment.enabled else RECORDED
+    return list(augment.speed_factors) if augment.enabled else RECORDED

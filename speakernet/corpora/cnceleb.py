@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
             return join_short(rows, root, arguments.num_jobs, summary, arguments.join_seconds)
         return rows
 
-    return prepare_public("cnceleb", arguments, rows_of, more=summaries)
+    return prepare_public("cnceleb", arguments, rows_of, further_summaries=summaries)
 
 
 def cnceleb_rows(root: Path) -> Iterator[Row]:

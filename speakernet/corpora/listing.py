@@ -9,7 +9,6 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from speakernet.checks.samples import SILENT_RMS, read_facts
 from speakernet.corpora.pairs import DEFAULT_TARGETS_PER_SPEAKER, PairRules, Pairs, fair_pairs
 from speakernet.corpora.public_archives import DOWNLOAD_ARGUMENTS, DOWNLOAD_FLAG, fetch
 from speakernet.corpora.recipes import Inputs, ListFiles, print_next_command, write_recipe
-from speakernet.corpora.steps import StepSummary, finish, name_problem
+from speakernet.corpora.steps import Arguments, StepSummary, finish, name_problem
 from speakernet.corpora.utterances import (
     DEFAULT_SHARE,
     MIN_FOR_SAME_GENDER,
@@ -41,7 +40,7 @@ logger = logging.getLogger(__name__)
 SEED = 10
 SCANNED = ("usable by their headers", "skipped", "left out")
 MAX_FOR_EVERYONE = 5_000
-"""Up to this many of your own recordings, there are also trials of everyone."""
+"""With more of your own recordings, no trials among all speakers are made."""
 MIN_FOR_AN_INTERVAL = 5
 """Minimum number of speakers for an evaluation to give an interval; a test compares it with
 `evaluation/figures.py`."""
@@ -51,8 +50,8 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Keeps the line breaks of the description and adds defaults."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        is_plain = action.dest != "help" and action.nargs != 0
-        if is_plain and action.default not in (None, argparse.SUPPRESS, "", False):
+        takes_value = action.nargs != 0
+        if takes_value and action.default not in (None, argparse.SUPPRESS, "", False):
             return f"{action.help} (default: %(default)s)"
         return action.help
 
@@ -65,7 +64,7 @@ def positive_int(text: str) -> int:
     return number
 
 
-COMMON_ARGUMENTS: dict[str, dict[str, Any]] = {
+COMMON_ARGUMENTS: Arguments = {
     "--save_path": {"type": Path, "default": Path("data"), "help": "target folder"},
     "--jobs": {
         "type": positive_int,
@@ -74,7 +73,7 @@ COMMON_ARGUMENTS: dict[str, dict[str, Any]] = {
         "help": "number of files to process at once",
     },
 }
-LIST_ARGUMENTS: dict[str, dict[str, Any]] = {
+LIST_ARGUMENTS: Arguments = {
     "--validation_share": {
         "type": float,
         "default": DEFAULT_SHARE,
@@ -94,7 +93,7 @@ LIST_ARGUMENTS: dict[str, dict[str, Any]] = {
     "--seed": {"type": int, "default": SEED, "help": "seed of the split and the trials"},
     "--same_gender": {"action": "store_true", "help": "leave out easy trials across genders"},
 }
-CORPUS_ARGUMENTS: dict[str, dict[str, Any]] = {
+CORPUS_ARGUMENTS: Arguments = {
     **COMMON_ARGUMENTS,
     **LIST_ARGUMENTS,
     "--min_utterances": {
@@ -124,8 +123,8 @@ class ListOptions:
     min_utterances: int = 1
     same_session: bool = False
     is_own: bool = False
-    """Nobody has checked these recordings yet, and a model may exist that does not know them: their
-    samples are read, and there are trials of everyone."""
+    """The recordings are your own. Their samples are read, because nobody has checked them yet, and
+    trials among all speakers are made, because published models do not know them."""
     is_fast: bool = False
     """Read headers only."""
 
@@ -143,12 +142,12 @@ def prepare_public(
     *,
     split_of: Callable[[str], str] | None = None,
     archives: Sequence[str] | None = None,
-    more: Sequence[StepSummary] = (),
+    further_summaries: Sequence[StepSummary] = (),
 ) -> int:
     """Fetch a public corpus if requested, then write its lists and configuration; returns the exit
     code.
 
-    `more` are the summaries of steps inside `rows_of`.
+    `further_summaries` are of steps inside `rows_of`.
     """
     # Only the rows and, for some, the splits differ between corpora, so a new corpus is a function
     # that yields rows. VoxCeleb has steps of its own, because it is converted and merged.
@@ -164,7 +163,7 @@ def prepare_public(
         # The run folder is named after the file: exps/librispeech, not exps/librispeech_lists.
         config = options.save_path / f"{name}.yaml"
         write_recipe(config, Inputs(root, lists))
-        code = finish([*summaries, *more, scan], options.save_path / "summary.txt")
+        code = finish([*summaries, *further_summaries, scan], options.save_path / "summary.txt")
         logger.info("lists: %s (paths are relative to %s)", options.save_path, root)
         print_next_command(config)
         return code
@@ -175,7 +174,7 @@ def prepare_public(
 # different sessions where sessions are known, because within one session the room and the
 # microphone give the answer away. Every speaker gives about as many trials as any other, or a few
 # speakers with thousands of recordings would be all that is measured. None of this helps if one
-# person is in two folders; only the doctor, who listens to the samples, has a chance to notice.
+# person is in two folders; only `speakernet doctor`, which reads the samples, may notice that.
 def prepare_lists(
     rows: Iterable[Row],
     options: ListOptions,
@@ -191,15 +190,16 @@ def prepare_lists(
         rows, options.root, options.min_seconds, options.num_jobs, scan
     )
     if options.is_own and not options.is_fast:
-        usable = _rows_with_voices(utterances, options, scan)
+        usable = _check_samples(utterances, options, scan)
         utterances = utterances.take(usable)
         seconds = seconds[usable]
     scan.add(made=len(utterances))
     if not len(utterances):
         first = scan.first_broken[0]
-        advice = advice_on_name(first.partition(": ")[0])
-        problem = f"none of the {scan.broken} files under {options.root} is usable"
-        raise ValueError("; ".join(filter(None, [problem, f"the first: {first}", advice])))
+        problem = f"none of the {scan.broken} files under {options.root} is usable; the first:"
+        name = first.partition(": ")[0]
+        advice = advice_on_name(name)
+        raise ValueError(f"{problem} {first}; {advice}" if advice else f"{problem} {first}")
     # A published split is kept, so that error rates can be compared with those of others.
     split = split_as_published(utterances, split_of) if split_of else None
     if split is None:
@@ -215,7 +215,7 @@ def prepare_lists(
             np.count_nonzero(~is_enough),
             options.min_utterances,
         )
-    other_session = not options.same_session and can_tell_sessions(utterances, split)
+    other_session = not options.same_session and can_pair_sessions(utterances, split)
     rules = PairRules(other_session, options.same_gender)
     training = split.train[is_enough]
     train = options.save_path / "train_list.txt"
@@ -232,8 +232,8 @@ def prepare_lists(
     )
 
 
-def can_tell_sessions(utterances: Utterances, split: Split) -> bool:
-    """Whether target trials can leave out pairs of one session.
+def can_pair_sessions(utterances: Utterances, split: Split) -> bool:
+    """Whether target trials can leave out pairs of one session; logs what is known of sessions.
 
     Within one session, room and microphone give the answer away, so error rates come out too low.
     """
@@ -245,22 +245,24 @@ def can_tell_sessions(utterances: Utterances, split: Split) -> bool:
             "Target trials may pair recordings of one session, whose common room and microphone "
             "make the error rate optimistic"
         )
+        # A pair of unknown sessions is not left out.
         return True
     # Each list by itself, because no error rate can be computed from a list without target trials.
     for rows in filter(len, (split.validation, split.test)):
-        pairs = np.unique(np.stack([utterances.labels[rows], utterances.sessions[rows]]), axis=1)
-        speakers, first, counts = np.unique(pairs[0], return_index=True, return_counts=True)
-        alone = speakers[(counts == 1) & (pairs[1][first] != UNKNOWN)]
-        if len(alone):
+        labels_and_sessions = np.stack([utterances.labels[rows], utterances.sessions[rows]])
+        labels, sessions = np.unique(labels_and_sessions, axis=1)
+        speakers, first, counts = np.unique(labels, return_index=True, return_counts=True)
+        with_one = speakers[(counts == 1) & (sessions[first] != UNKNOWN)]
+        if len(with_one):
             logger.warning(
                 "%d of %d held-out speakers have only one session (first: %s) and so no target "
-                "trials between sessions; trials within a session (--same_session) make the error "
-                "rate optimistic",
-                len(alone),
+                "trials between sessions; --same_session allows trials within a session, which "
+                "make the error rate optimistic",
+                len(with_one),
                 len(speakers),
-                utterances.speakers[int(alone[0])],
+                utterances.speakers[int(with_one[0])],
             )
-        if len(alone) == len(speakers):
+        if len(with_one) == len(speakers):
             return False
     return True
 
@@ -310,11 +312,11 @@ def usable_utterances(
     return utterances.take(usable), seconds[usable]
 
 
-def _rows_with_voices(
+def _check_samples(
     utterances: Utterances, options: ListOptions, summary: StepSummary
 ) -> np.ndarray:
-    """Read all samples; the rows without those that are damaged, silent or of two speakers, which
-    are broken, and without copies of another recording of the speaker, which are skipped.
+    """Read all samples, and return the usable rows: damaged or silent recordings and those of two
+    speakers are broken, and copies of another recording of the speaker are skipped.
     """
     # Nobody has checked these recordings before, so their samples are read as well. With a silent
     # file the network learns silence as a voice; one recording under two speakers is one person in
@@ -324,23 +326,24 @@ def _rows_with_voices(
     facts = read_facts(source, names, options.num_jobs, "read samples")
     problems = dict(facts.problems)
     copies = []
-    rows_of: dict[int, list[int]] = {}
-    for row, (rms, samples) in enumerate(zip(facts.rms, facts.hashes.tolist(), strict=True)):
+    rows_by_digest: dict[int, list[int]] = {}
+    for row, (rms, digest) in enumerate(zip(facts.rms, facts.hashes.tolist(), strict=True)):
         if row in problems:
             continue
         if rms < SILENT_RMS:
             problems[row] = "silent, so nobody can be recognised"
         else:
-            rows_of.setdefault(samples, []).append(row)
-    for rows in rows_of.values():
+            rows_by_digest.setdefault(digest, []).append(row)
+    for rows in rows_by_digest.values():
         labels = utterances.labels[rows]
         for row, label in zip(rows, labels.tolist(), strict=True):
             # Of two speakers, only people can say which is right.
-            others = np.flatnonzero(labels != label)
-            if len(others):
+            is_other = labels != label
+            if is_other.any():
+                other = names[rows[int(is_other.argmax())]]
                 problems[row] = (
-                    f"the same recording as {names[rows[int(others[0])]]} of another speaker: one "
-                    "person in two folders, or a wrong folder; merge the folders or remove one file"
+                    f"the same recording as {other} of another speaker: one person in two folders, "
+                    "or a wrong folder; merge the folders or remove one file"
                 )
             elif row != rows[0]:
                 copies.append(row)

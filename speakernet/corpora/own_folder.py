@@ -40,13 +40,7 @@ from speakernet.corpora.recipes import (
     write_little_data_lists,
     write_recipe,
 )
-from speakernet.corpora.steps import (
-    FFMPEG_ARGUMENT,
-    StepSummary,
-    convert_all,
-    finish,
-    walk_recordings,
-)
+from speakernet.corpora.steps import FFMPEG_ARGUMENT, Conversion, StepSummary, convert_all, finish
 from speakernet.corpora.utterances import (
     Row,
     distinct_rows,
@@ -56,7 +50,7 @@ from speakernet.corpora.utterances import (
 )
 from speakernet.data.audio import AUDIO_SUFFIXES, CONVERTIBLE_SUFFIXES, SAMPLE_RATE, WRITABLE
 from speakernet.data.ffmpeg import FFMPEG_VARIABLE
-from speakernet.data.folders import UnicodeNames, is_hidden
+from speakernet.data.folders import UnicodeNames, is_hidden, walk_recordings
 from speakernet.data.names import CONVERTED, folders_of, normal_name
 from speakernet.files import exclusive, own_command
 from speakernet.terminal import MAX_NAMED, counted
@@ -75,12 +69,12 @@ CONTAINERS = frozenset({"wav", "wavs", "flac", "audio", "data", "speech"})
 
 
 class Layout(NamedTuple):
-    """How many folders are above the speakers' folders, and which of them names the split (None: no
-    splits).
-    """
+    """Where the speakers' folders are."""
 
     depth: int
+    """How many folders are above them."""
     split_depth: int | None = None
+    """How many folders are above those named after the splits; None: no splits."""
 
 
 ARGUMENTS = {
@@ -171,15 +165,17 @@ def _prepare(arguments: Namespace, save_path: Path) -> int:
     # Copies are dropped before conversion, which may take hours. What ffmpeg has to decode is
     # converted before the lists are made, so that only readable files are listed.
     scan = StepSummary("scan", save_path, "usable", "skipped", "left out")
-    # Converted files have absolute names, with the same folders as the originals below this one.
+    # In it, converted files are in the same folders as the originals; lists name them by absolute
+    # paths.
     converted = (save_path / CONVERTED).resolve()
     listed, split_of = _list_recordings(arguments, scan)
     rows, conversions = _readable_rows(without_copies(listed, scan), root, converted)
     summaries = [scan]
     if conversions:
-        summaries.insert(0, StepSummary("convert", save_path))
-        convert_all(conversions, "wav", SAMPLE_RATE, arguments.num_jobs, summaries[0])
-        # These are counted as broken, and a list must not name a file that does not exist.
+        conversion = StepSummary("convert", save_path)
+        convert_all(conversions, "wav", SAMPLE_RATE, arguments.num_jobs, conversion)
+        summaries = [conversion, scan]
+        # A failed conversion is counted as broken, and a list must not name a missing file.
         failed = {str(target) for _, target in conversions if not target.exists()}
         rows = [row for row in rows if row.name not in failed]
     options = dataclasses.replace(ListOptions.of(arguments, root, save_path), is_own=True)
@@ -188,7 +184,7 @@ def _prepare(arguments: Namespace, save_path: Path) -> int:
     config = save_path / f"{save_path.resolve().name}.yaml"
     configs: list[Path | str] = [config]
     if lists.num_train <= LITTLE_DATA_UTTERANCES:
-        configs.insert(0, LITTLE_DATA)
+        configs = [LITTLE_DATA, config]
         write_little_data_lists(config, inputs)
     else:
         write_recipe(config, inputs)
@@ -209,9 +205,9 @@ def _prepare(arguments: Namespace, save_path: Path) -> int:
 
 def _readable_rows(
     rows: Iterable[Row], root: Path, converted: Path
-) -> tuple[list[Row], list[tuple[Path, Path]]]:
-    """The rows, with the names of converted files for those that only ffmpeg reads, and their
-    (source, target); converted files come last.
+) -> tuple[list[Row], list[Conversion]]:
+    """The rows as they can be read, and the (source, target) of what has to be converted first.
+    Rows that only ffmpeg reads come last, with the names of their converted files.
     """
     # A table may have names in another Unicode form than the disk, and ffmpeg needs the disk's.
     on_disk = UnicodeNames(root).on_disk
@@ -223,8 +219,9 @@ def _readable_rows(
         if path.suffix.lower() not in CONVERTIBLE_SUFFIXES:
             readable.append(row)
             continue
-        # In the same folders, with the old suffix kept so that a.m4a and a.aac differ.
-        folders = [step for step in path.parts[:-1] if step not in (path.anchor, "..")]
+        # In the same folders, but never outside `converted`.
+        folders = [part for part in path.parts[:-1] if part not in (path.anchor, "..")]
+        # With the old suffix kept, so that a.m4a and a.aac differ.
         target = converted.joinpath(*folders, path.name + ".wav")
         to_convert.append(row._replace(name=str(target)))
         conversions.append((root / on_disk(row.name), target))
@@ -241,11 +238,12 @@ def without_copies(rows: Iterable[Row], scan: StepSummary) -> list[Row]:
     copies = []
     for row in rows:
         key = (row.speaker, _without_suffixes(normal_name(row.name)))
-        known = chosen.setdefault(key, row)
-        if known is not row:
-            better, copy = sorted((known, row), key=_difficulty)
-            chosen[key] = better
-            copies.append(f"{copy.name} (beside {better.name})")
+        if key not in chosen:
+            chosen[key] = row
+            continue
+        better, copy = sorted((chosen[key], row), key=_difficulty)
+        chosen[key] = better
+        copies.append(f"{copy.name} (beside {better.name})")
     if copies:
         scan.add(skipped=len(copies))
         logger.warning(
@@ -269,15 +267,15 @@ def _difficulty(row: Row) -> tuple[bool, bool, str]:
     return suffix not in WRITABLE, suffix in CONVERTIBLE_SUFFIXES, row.name
 
 
-# What a folder holds, only names can say, and people's names for folders are few. Folders called
-# wav or audio are passed through; if what is below them is called train, dev or test, those are
-# splits; everything else is a speaker. A mixture is refused rather than guessed at: a split taken
-# for a speaker would make one class of hundreds of voices, and no error rate would show why.
+# Only its name tells what a folder holds. Folders called wav or audio are passed through; if those
+# below are called train, dev or test, they are splits; everything else is a speaker. A mixture is
+# refused rather than guessed at: a split taken for a speaker would make one class of hundreds of
+# voices, and no error rate would show why.
 def find_layout(root: Path, layout: str) -> Layout:
     """Where the speakers' folders are below `root`, judged by the names of the folders."""
     if layout == "speakers":
         return Layout(0)
-    depth, folder = _below_containers(root, 0)
+    folder, depth = _below_containers(root, 0)
     names = _folders(folder)
     splits = [name for name in names if name.lower() in SPLIT_FOLDERS]
     if not splits and layout == "auto":
@@ -289,7 +287,7 @@ def find_layout(root: Path, layout: str) -> Layout:
             "otherwise give the folder that contains either parts or speakers"
         )
     # With train/wav/anna beside dev/bert, a common depth would take `wav` for a speaker.
-    depths = {_below_containers(folder / name, depth + 1)[0] for name in splits}
+    depths = {_below_containers(folder / name, depth + 1)[1] for name in splits}
     if len(depths) > 1:
         raise ValueError(
             f"the speakers' folders are at different depths in {', '.join(splits)}; give "
@@ -298,12 +296,13 @@ def find_layout(root: Path, layout: str) -> Layout:
     return Layout(depths.pop(), None if layout == "pooled" else depth)
 
 
-def _below_containers(folder: Path, depth: int) -> tuple[int, Path]:
+def _below_containers(folder: Path, depth: int) -> tuple[Path, int]:
+    """The first folder, from this one on, that does not hold containers only, and its depth."""
     names = _folders(folder)
     # Containers side by side are taken to have their speakers at the same depth.
     if names and all(name.lower() in CONTAINERS for name in names):
         return _below_containers(folder / names[0], depth + 1)
-    return depth, folder
+    return folder, depth
 
 
 def _folders(folder: Path) -> list[str]:
@@ -340,25 +339,12 @@ def _list_recordings(
             "they are all of one speaker, give the folder above it, which has the other speakers' "
             "folders; if their names contain the speakers, give --pattern or --csv"
         )
-    if arguments.speaker_depth is None:
-        layout = find_layout(arguments.root, arguments.layout)
-    else:
-        layout = Layout(arguments.speaker_depth)
-    if layout.depth and arguments.speaker_depth is None:
-        logger.info(
-            "the speakers' folders are at depth %d below %s; speakers %s",
-            layout.depth,
-            arguments.root,
-            "are split again" if layout.split_depth is None else "keep their splits",
-        )
-    # With --speaker_depth, the user has decided which folders are the speakers.
-    if arguments.speaker_depth is None:
-        _refuse_one_level_too_high(arguments.root, names, layout.depth)
+    layout = _choose_layout(arguments, names)
     _warn_of_empty_folders(arguments.root, names, layout.depth)
     rows = listable_rows((row_by_folder(name, layout.depth) for name in names), scan)
-    if layout.split_depth is None:
-        return rows, None
     split_depth = layout.split_depth
+    if split_depth is None:
+        return rows, None
 
     def split_of(name: str) -> str:
         return SPLIT_FOLDERS[folders_of(name)[split_depth].lower()]
@@ -366,12 +352,27 @@ def _list_recordings(
     return rows, split_of
 
 
+def _choose_layout(arguments: Namespace, names: Sequence[str]) -> Layout:
+    # With --speaker_depth, the user has decided which folders are the speakers.
+    if arguments.speaker_depth is not None:
+        return Layout(arguments.speaker_depth)
+    layout = find_layout(arguments.root, arguments.layout)
+    if layout.depth:
+        logger.info(
+            "the speakers' folders are at depth %d below %s; speakers %s",
+            layout.depth,
+            arguments.root,
+            "are split again" if layout.split_depth is None else "keep their splits",
+        )
+    _refuse_one_level_too_high(arguments.root, names, layout.depth)
+    return layout
+
+
 def _refuse_one_level_too_high(root: Path, names: Sequence[str], depth: int) -> None:
-    """Raise ValueError if all recordings are in one speaker's folder, several folders below it:
-    then those are the speakers.
+    """Raise ValueError if all recordings are in one speaker's folder, but in several folders below
+    it: these are more likely the speakers, and would count as sessions of a single one.
     """
-    # The deepest folder that all names have in common. If the speakers are below it, their folders
-    # would count as sessions of a single speaker.
+    # The deepest folder that all names have in common.
     common = names[0].split("/")[:-1] if names else []
     for name in names:
         while common != name.split("/")[: len(common)]:

@@ -27,9 +27,9 @@ from speakernet.corpora.archives import (
     tar_members,
     zip_members,
 )
-from speakernet.corpora.steps import checked_relative, name_problem, walk_recordings
+from speakernet.corpora.steps import checked_relative, name_problem
 from speakernet.data.audio import AUDIO_SUFFIXES, AudioError, read_audio, read_audio_bytes, to_int16
-from speakernet.data.folders import UnicodeNames, is_hidden
+from speakernet.data.folders import UnicodeNames, is_hidden, walk_recordings
 from speakernet.data.lists import (
     BYTE_ORDER_MARK,
     MAX_SPEAKER_BYTES,

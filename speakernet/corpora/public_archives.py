@@ -8,13 +8,12 @@ import os
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from speakernet.corpora.archives import extract, join_pieces
 from speakernet.corpora.download import DownloadOptions, download_all, has_md5, load_corpus
-from speakernet.corpora.steps import StepSummary
+from speakernet.corpora.steps import Arguments, StepSummary
 
-DOWNLOAD_ARGUMENTS: dict[str, dict[str, Any]] = {
+DOWNLOAD_ARGUMENTS: Arguments = {
     **{
         f"--{name}": {
             "default": "",
@@ -41,12 +40,12 @@ DOWNLOAD_ARGUMENTS: dict[str, dict[str, Any]] = {
         "help": "seconds without data before retrying",
     },
 }  # fmt: skip
-DOWNLOAD_FLAG: dict[str, dict[str, Any]] = {
+DOWNLOAD_FLAG: Arguments = {
     "--download": {"action": "store_true", "help": "fetch and unpack what is missing"}
 }
 #: Steps for the augmentation sets; all of them if none is given.
 STEPS = ("download", "extract", "prepare")
-STEP_ARGUMENTS: dict[str, dict[str, Any]] = {
+STEP_ARGUMENTS: Arguments = {
     "--download": {
         "action": "store_true",
         "help": "fetch the archive unless it exists (default: all steps)",

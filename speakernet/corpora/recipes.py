@@ -26,9 +26,11 @@ LONGEST_CROP = 200
 #: Up to this many utterances, the compact network below is large enough and can be trained on a
 # CPU.
 SMALL_CORPUS_UTTERANCES = 20_000
+Sections = dict[str, dict[str, Any]]
+"""Section of a configuration -> option -> value."""
 #: The network and optimizer of configs/speechocean_fast.yaml, which were tuned on 150 speakers of
 # real speech.
-SMALL_CORPUS_SECTIONS: dict[str, dict[str, Any]] = {
+SMALL_CORPUS_SECTIONS: Sections = {
     "frontend": {"num_mels": 56, "spec_augment": True, "mel_mask_width": 6, "frame_mask_width": 20},
     "model": {
         "name": "ResNet",
@@ -79,7 +81,7 @@ class Inputs:
     noise_path: Path | None = None
     rir_path: Path | None = None
 
-    def sections(self) -> dict[str, dict[str, Any]]:
+    def sections(self) -> Sections:
         """The sections data and augment, with batch and crop as large as the speech allows."""
         # With the sizes for a large corpus, a small one might not fill a single batch, and most of
         # its recordings might be shorter than a crop.
@@ -162,7 +164,7 @@ def write_fine_tuning_lists(path: Path, inputs: Inputs) -> None:
     _write(path, inputs, use, sections)
 
 
-def _write(path: Path, inputs: Inputs, use: str, sections: dict[str, dict[str, Any]]) -> None:
+def _write(path: Path, inputs: Inputs, use: str, sections: Sections) -> None:
     filled = {name: section for name, section in sections.items() if section}
     lists = inputs.lists
     with atomic_write(path) as file:

@@ -9,12 +9,12 @@ import itertools
 import logging
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
+from typing import Any
 
-from speakernet.data.audio import AUDIO_SUFFIXES, AudioError, audio_info
+from speakernet.data.audio import AudioError, audio_info
 from speakernet.data.ffmpeg import Decoded, FfmpegError, decode_batch, find_ffmpeg
-from speakernet.data.folders import LeftOut, walk_files
 from speakernet.files import FileError, atomic_write, human_bytes, parallel_map, temporary_beside
 from speakernet.terminal import MAX_NAMED
 
@@ -29,7 +29,12 @@ TOLERANCE_SECONDS = 0.15
 TOLERANCE_SHARE = 0.01
 #: For containers without a duration, ffmpeg estimates it from the bit rate, which may be far off.
 ESTIMATE_SHARE = 0.5
+#: If ffmpeg fails with less free space than this, the disk is full.
 MIN_FREE_BYTES = 64 << 20
+Arguments = dict[str, dict[str, Any]]
+"""Options of a command -> the keyword arguments of `add_argument`."""
+Conversion = tuple[Path, Path]
+"""Source and target."""
 FFMPEG_ARGUMENT = {"--ffmpeg": {"help": "ffmpeg to use (default: the one on the PATH)"}}
 
 
@@ -42,8 +47,8 @@ class DiskFullError(FileError):
 
 
 class StepSummary:
-    """Counts of one step: found = made + skipped + broken; the file of broken items is from the
-    last run.
+    """Counts of one step: items made, skipped (such as those that exist already) and broken. Broken
+    items are also written to a file; that of an earlier run is deleted.
 
     `made`, `skipped` and `left_out` are the step's own words for the three counts. Counting is
     thread-safe.
@@ -62,7 +67,9 @@ class StepSummary:
         self.broken_path.unlink(missing_ok=True)
         self.made = self.skipped = self.broken = 0
         self.first_broken: list[str] = []
-        self.words = made, skipped, left_out
+        self.made_word = made
+        self.skipped_word = skipped
+        self.broken_word = left_out
         self._lock = threading.Lock()
 
     @property
@@ -70,7 +77,7 @@ class StepSummary:
         return self.made + self.skipped + self.broken
 
     def add(self, made: int = 0, skipped: int = 0) -> None:
-        """Count items made now and items that already existed."""
+        """Count items that were made now and items that were skipped."""
         with self._lock:
             self.made += made
             self.skipped += skipped
@@ -97,19 +104,18 @@ class StepSummary:
         as broken.
         """
 
-        def outcome(name: str) -> None:
+        def count(name: str) -> None:
             try:
                 self.add(*work(name))
             except AudioError as error:
                 self.add_broken(name, str(error))
 
-        list(parallel_map(outcome, names, num_jobs, description))
+        list(parallel_map(count, names, num_jobs, description))
 
     def text(self) -> str:
-        made, skipped, left_out = self.words
         text = (
-            f"{self.step}: {self.found:,} found, {self.made:,} {made}, {self.skipped:,} {skipped}, "
-            f"{self.broken:,} {left_out}"
+            f"{self.step}: {self.found:,} found, {self.made:,} {self.made_word}, "
+            f"{self.skipped:,} {self.skipped_word}, {self.broken:,} {self.broken_word}"
         )
         return f"{text} (listed in {self.broken_path})" if self.broken else text
 
@@ -146,7 +152,7 @@ def finish(summaries: Sequence[StepSummary], report_path: str | Path | None = No
     for summary in summaries:
         logger.info("%s", summary.text())
         for line in summary.first_broken:
-            logger.warning("%s: %s: %s", summary.step, summary.words[2], line)
+            logger.warning("%s: %s: %s", summary.step, summary.broken_word, line)
     if report_path is not None:
         with atomic_write(report_path) as file:
             for summary in summaries:
@@ -174,9 +180,9 @@ def checked_relative(name: str) -> PurePosixPath:
     """
     # Backslashes are separators only on Windows, but in an archive they mean the same everywhere.
     pieces = [piece for piece in name.replace("\\", "/").split("/") if piece not in ("", ".")]
-    is_absolute = name[:1] in ("/", "\\") or (
-        pieces and len(pieces[0]) == 2 and pieces[0][1] == ":"
-    )
+    first = pieces[0] if pieces else ""
+    # `C:` is a drive of Windows.
+    is_absolute = name.startswith(("/", "\\")) or (len(first) == 2 and first[1] == ":")
     if not pieces or is_absolute or ".." in pieces or "\0" in name:
         raise UnsafeNameError(
             f"refused: the name {name!r} is empty, absolute or leads outside the folder; expected "
@@ -195,13 +201,13 @@ class Folder:
         self.root.mkdir(parents=True, exist_ok=True)
         self._resolved_root = self.root.resolve()
         # A million files are in thousands of folders; each folder is checked once.
-        self._known: set[Path] = set()
+        self._checked: set[Path] = set()
 
     def path(self, name: str) -> Path:
         """The path of `name` below the root, or UnsafeNameError; its folder exists afterwards."""
         path = self.root / checked_relative(name)
         folder = path.parent
-        if folder not in self._known:
+        if folder not in self._checked:
             # Resolved before anything is made, so that not even an empty folder appears outside.
             resolved = folder.resolve()
             if not resolved.is_relative_to(self._resolved_root):
@@ -210,7 +216,7 @@ class Folder:
                     "the target"
                 )
             folder.mkdir(parents=True, exist_ok=True)
-            self._known.add(folder)
+            self._checked.add(folder)
         if path.is_symlink():
             raise UnsafeNameError(
                 f"{path} is a link; remove it, so that nothing outside {self.root} is written"
@@ -218,24 +224,13 @@ class Folder:
         return path
 
 
-def walk_recordings(root: str | Path) -> list[str]:
-    """Relative names of all recordings below `root`, sorted folder by folder; logs what was left
-    out.
-    """
-    left_out = LeftOut()
-    names = list(walk_files(root, AUDIO_SUFFIXES, left_out))
-    left_out.log(root)
-    return names
-
-
-# What a kill leaves behind is harmless: a target appears under its name only when ffmpeg has
-# finished it and its length agrees with the source's, so the next run looks at the header of each
-# target and makes what is missing. Parts of the work on several machines need no more than that. A
-# damaged source is written down and skipped; a full disk is not, because it would put every further
-# file on that list. The length is a weak check: damage in the middle of a file goes unnoticed if
-# ffmpeg fills it with something.
+# A kill does no harm: a target appears under its name only when ffmpeg has finished it and its
+# length agrees with the source's, so the next run looks at the header of each target and makes what
+# is missing. Several machines can share the work in the same way. A damaged source is listed as
+# broken and skipped; a full disk stops the run, because every further file would be listed too. The
+# length is a weak check: damage in the middle of a file goes unnoticed if ffmpeg fills the gap.
 def convert_all(
-    pairs: Iterable[tuple[Path, Path]],
+    pairs: Iterable[Conversion],
     file_format: str,
     sample_rate: int,
     num_jobs: int,
@@ -251,9 +246,9 @@ def convert_all(
     flight, so a million files need no more memory than a hundred.
     """
     ffmpeg = find_ffmpeg()
-    iterator = iter(pairs)
 
-    def convert(batch: list[tuple[Path, Path]]) -> int:
+    def convert(batch: list[Conversion]) -> int:
+        """Returns the size of the batch, by which the bar moves on."""
         # A truncated file or a bare header, as left by a killed tool, counts as missing.
         missing = [pair for pair in batch if audio_seconds(pair[1], sample_rate) is None]
         broken = _decode(ffmpeg, missing, file_format, sample_rate) if missing else {}
@@ -266,29 +261,34 @@ def convert_all(
                     source.unlink(missing_ok=True)
         return len(batch)
 
-    batches = iter(lambda: list(itertools.islice(iterator, BATCH_FILES)), [])
-    list(parallel_map(convert, batches, num_jobs, description, units_of=int))
+    list(parallel_map(convert, _batches(pairs), num_jobs, description, units_of=int))
+
+
+def _batches(pairs: Iterable[Conversion]) -> Iterator[list[Conversion]]:
+    iterator = iter(pairs)
+    while batch := list(itertools.islice(iterator, BATCH_FILES)):
+        yield batch
 
 
 def _decode(
-    ffmpeg: str, batch: list[tuple[Path, Path]], file_format: str, sample_rate: int
+    ffmpeg: str, batch: list[Conversion], file_format: str, sample_rate: int
 ) -> dict[Path, str]:
     """Decode a batch and rename complete files; returns the reason for each source that failed."""
     sources, targets = zip(*batch, strict=True)
     for target in targets:
         target.parent.mkdir(parents=True, exist_ok=True)
-    halves = [temporary_beside(target) for target in targets]
+    partial = [temporary_beside(target) for target in targets]
     broken: dict[Path, str] = {}
     try:
-        decoded = decode_batch(ffmpeg, sources, halves, file_format, sample_rate)
-        for (source, target), half, facts in zip(batch, halves, decoded, strict=True):
-            problem = _length_problem(audio_seconds(half, sample_rate) or 0.0, facts)
+        facts = decode_batch(ffmpeg, sources, partial, file_format, sample_rate)
+        for (source, target), file, of_source in zip(batch, partial, facts, strict=True):
+            problem = _length_problem(audio_seconds(file, sample_rate) or 0.0, of_source)
             if problem:
                 broken[source] = problem
             else:
                 # Not flushed: a million flushes take hours on a spinning disk, and a process kill
                 # loses nothing.
-                half.replace(target)
+                file.replace(target)
     except FfmpegError as error:
         # With a full disk every further file would fail: stop, rather than list a million as
         # broken.
@@ -299,8 +299,8 @@ def _decode(
         for pair in batch:
             broken |= _decode(ffmpeg, [pair], file_format, sample_rate)
     finally:
-        for half in halves:
-            half.unlink(missing_ok=True)
+        for file in partial:
+            file.unlink(missing_ok=True)
     return broken
 
 
@@ -313,19 +313,20 @@ def audio_seconds(path: Path, sample_rate: int | None = None) -> float | None:
     except (AudioError, OSError):
         return None
     is_complete = info.num_samples > 0 and not info.is_truncated
-    return info.seconds if is_complete and sample_rate in (None, info.sample_rate) else None
+    has_rate = sample_rate in (None, info.sample_rate)
+    return info.seconds if is_complete and has_rate else None
 
 
-def _length_problem(seconds: float, decoded: Decoded) -> str:
-    """What is wrong with a decoded length; empty if nothing. Too short means truncated audio, too
-    long a damaged header.
+def _length_problem(seconds: float, source: Decoded) -> str:
+    """What is wrong with a decoded length, by the duration in the source's header; empty if
+    nothing. Too short means truncated audio, too long a damaged header.
     """
     if seconds <= 0:
         return "decoded no audio"
-    if decoded.seconds is None:
+    if source.seconds is None:
         return ""
-    share = ESTIMATE_SHARE if decoded.is_guess else TOLERANCE_SHARE
-    tolerance = max(TOLERANCE_SECONDS, share * decoded.seconds)
-    if abs(seconds - decoded.seconds) <= tolerance:
+    share = ESTIMATE_SHARE if source.is_guess else TOLERANCE_SHARE
+    tolerance = max(TOLERANCE_SECONDS, share * source.seconds)
+    if abs(seconds - source.seconds) <= tolerance:
         return ""
-    return f"decoded {seconds:.2f} of {decoded.seconds:.2f} s; the source is damaged"
+    return f"decoded {seconds:.2f} of {source.seconds:.2f} s; the source is damaged"

@@ -20,7 +20,6 @@ import logging
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -38,7 +37,7 @@ from speakernet.corpora.pairs import (
     hold_out,
     random_pairs,
 )
-from speakernet.corpora.steps import StepSummary, finish
+from speakernet.corpora.steps import Arguments, StepSummary, finish
 from speakernet.corpora.utterances import UNKNOWN, Row, Utterances, read_table
 from speakernet.data.audio import AudioError
 from speakernet.data.lists import (
@@ -67,7 +66,7 @@ FORMS = ("label_first", "kaldi", "unlabelled")
 KINDS = ("all", "random", "balanced", "hard")
 HELD_OUT_NAMES = ("train_list.txt", "trials.txt")
 TrialRow = tuple[int | None, str, str]
-
+"""Label (None if unlabelled), enrolment and test."""
 
 _LIST = {"list": {"type": Path, "help": "trial or training list"}}
 _KIND = {
@@ -78,7 +77,8 @@ _KIND = {
     }
 }
 _FORM = {"--form": {"choices": FORMS, "default": "label_first", "help": "form of trial lines"}}
-_DRAWS: dict[str, dict[str, Any]] = {
+# Of the actions that draw pairs.
+_DRAWS: Arguments = {
     "--nontargets_per_target": {
         "type": positive_int,
         "default": DEFAULT_NONTARGETS_PER_TARGET,
@@ -87,7 +87,7 @@ _DRAWS: dict[str, dict[str, Any]] = {
     "--seed": {"type": int, "default": SEED, "help": "seed of every draw"},
 }
 #: Action -> what it does, and its options.
-ACTIONS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
+ACTIONS: dict[str, tuple[str, Arguments]] = {
     "make": (
         "make trials from a list of utterances",
         {
@@ -210,15 +210,15 @@ ACTIONS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
 
 
 def run(arguments: Namespace) -> int:
+    """Run one of `ACTIONS`; returns the exit status."""
     actions = {"make": _make, "clean": _clean, "rewrite": _rewrite, "hold_out": _hold_out}
     return actions[arguments.action](arguments)
 
 
 def _make(arguments: Namespace) -> int:
     path = arguments.list
-    refuse_overwriting(
-        [arguments.output], filter(None, (path, arguments.training, arguments.embeddings))
-    )
+    inputs = (path, arguments.training, arguments.embeddings)
+    refuse_overwriting([arguments.output], filter(None, inputs))
     if arguments.calibration is None and arguments.like is not None:
         raise ValueError("--like needs --calibration AUDIO")
     utterances = _read_utterances(arguments)
@@ -230,7 +230,7 @@ def _make(arguments: Namespace) -> int:
         raise ValueError(
             f"{path} lacks the gender of some speakers; give a table with a gender column"
         )
-    utterances, pairs = _pairs(arguments, utterances)
+    utterances, pairs = _make_pairs(arguments, utterances)
     if not len(pairs):
         raise ValueError(f"{path} gives no pairs under these rules; relax them")
     write_in_form(arguments.output, pairs.rows(utterances), arguments.form)
@@ -276,19 +276,19 @@ def _read_utterances(arguments: Namespace) -> Utterances:
     return Utterances.from_rows(rows)
 
 
-def _pairs(arguments: Namespace, utterances: Utterances) -> tuple[Utterances, Pairs]:
-    """Pairs of rows of these utterances or, for calibration, of some of them; also returns the
-    utterances.
-    """
+def _make_pairs(arguments: Namespace, utterances: Utterances) -> tuple[Utterances, Pairs]:
+    """The utterances (for calibration, only some of them) and pairs of their rows."""
     # Unknown sessions do not exclude a pair, so this rule also holds for lists without sessions.
     rules = PairRules(other_session=not arguments.same_session, same_gender=arguments.same_gender)
     seed = arguments.seed
     num_nontargets = arguments.nontargets_per_target
     if arguments.calibration is not None:
-        seconds = seconds_in_use = _seconds_of(arguments.calibration, utterances.names)
+        seconds = _seconds_of(arguments.calibration, utterances.names)
+        seconds_in_use = seconds
         if arguments.like is not None:
             path, audio = arguments.like
-            seconds_in_use = _seconds_of(audio, _names_in(read_rows(path, None)[1]))
+            _, in_use = read_rows(path, None)
+            seconds_in_use = _seconds_of(audio, _names_in(in_use))
         return calibration_pairs(utterances, seconds, seconds_in_use, rules, seed, num_nontargets)
     rows = np.arange(len(utterances))
     if arguments.kind == "all":
@@ -307,7 +307,7 @@ def _pairs(arguments: Namespace, utterances: Utterances) -> tuple[Utterances, Pa
 
 
 def _names_in(rows: Iterable[tuple]) -> StringTable:
-    """The different names in rows of a list, in order; the first field of a row is no name."""
+    """The different names in rows of a list, in order; the first field of a row is not a name."""
     return StringTable.from_strings(dict.fromkeys(name for row in rows for name in row[1:]))
 
 
@@ -328,7 +328,7 @@ def _clean(arguments: Namespace) -> int:
     dropped = arguments.dropped or path.with_name(f"{path.stem}_dropped{path.suffix}")
     refuse_overwriting([output, dropped], [path])
     source = open_source(arguments.root)
-    is_trials, rows = read_rows(path, arguments.kind)
+    kind, rows = read_rows(path, arguments.kind)
     names = _names_in(rows)
     # Each name is looked up once, though trials repeat it many times.
     missing = set(names.take(source.missing(names)))
@@ -343,18 +343,20 @@ def _clean(arguments: Namespace) -> int:
             f"0 of {len(rows):,} rows of {path} have their files in {arguments.root}, so nothing "
             f"was written; {advice}"
         )
-    write = write_trials if is_trials else write_training_list
+    write = write_trials if kind == "trials" else write_training_list
     write(output, itertools.compress(rows, is_kept))
     write(dropped, itertools.compress(rows, np.logical_not(is_kept)))
     summary = StepSummary("clean", output.parent, made="kept", skipped="dropped")
-    summary.add(sum(is_kept), len(rows) - sum(is_kept))
+    num_kept = sum(is_kept)
+    summary.add(num_kept, len(rows) - num_kept)
     logger.info("%s: rows that were kept; dropped rows are in %s", output, dropped)
     return finish([summary])
 
 
 def _rewrite(arguments: Namespace) -> int:
-    refuse_overwriting([arguments.output], [arguments.list])
-    is_trials, rows = read_rows(arguments.list, arguments.kind)
+    output = arguments.output
+    refuse_overwriting([output], [arguments.list])
+    kind, rows = read_rows(arguments.list, arguments.kind)
 
     def rename(name: str) -> str:
         name = arguments.prefix + name.removeprefix(arguments.strip)
@@ -366,14 +368,15 @@ def _rewrite(arguments: Namespace) -> int:
             name = (stem if dot else name) + arguments.suffix
         return name
 
-    if arguments.kind == "enrolment":
-        write_enrolment(arguments.output, [(model, rename(name)) for model, name in rows])
-    else:
+    if kind == "trials":
         # The enrolment side of a table of NIST is a model, which is not a path.
-        first = 2 if is_trials and nist_table(arguments.list) is not None else 1
-        renamed = [(*row[:first], *map(rename, row[first:])) for row in rows]
-        write_in_form(arguments.output, renamed, arguments.form if is_trials else "training")
-    logger.info("%s: %s rows", arguments.output, f"{len(rows):,}")
+        first = 1 if nist_table(arguments.list) is None else 2
+        renamed = ((*row[:first], *map(rename, row[first:])) for row in rows)
+        write_in_form(output, renamed, arguments.form)
+    else:
+        write = write_enrolment if kind == "enrolment" else write_training_list
+        write(output, ((owner, rename(name)) for owner, name in rows))
+    logger.info("%s: %s rows", output, f"{len(rows):,}")
     return 0
 
 
@@ -455,9 +458,7 @@ def write_in_form(path: Path, rows: Iterable[TrialRow], form: str) -> None:
     """Atomically write (label, enrol, test) rows in one of `FORMS`; ListError if Kaldi's form does
     not allow them.
     """
-    if form == "training":
-        write_training_list(path, rows)  # type: ignore[arg-type]
-    elif form == "unlabelled":
+    if form == "unlabelled":
         write_trials(path, ((None, enrol, test) for _, enrol, test in rows))
     elif form == "label_first":
         write_trials(path, rows)
@@ -472,35 +473,35 @@ def write_in_form(path: Path, rows: Iterable[TrialRow], form: str) -> None:
                 file.write(f"{enrol} {test} {'target' if label else 'nontarget'}\n")
 
 
-def read_rows(path: Path, kind: str | None) -> tuple[bool, list]:
-    """Whether a list has trials, and its rows: (label, enrol, test), (speaker, name) or (model,
-    recording); kind None detects it, except enrolment lists.
+def read_rows(path: Path, kind: str | None) -> tuple[str, list]:
+    """The kind of a list and its rows: trials (label, enrol, test), training (speaker, name) or
+    enrolment (model, recording). Without a kind it is detected, but never as enrolment.
     """
     table = nist_table(path)
     # Never detected, because its lines of two words look like those of a training list.
     if kind == "enrolment":
         if table is not None:
-            return False, [(row["modelid"], row["segmentid"]) for row in table]
+            return kind, [(row["modelid"], row["segmentid"]) for row in table]
         models, _ = read_enrolment(path)
         rows = []
         for model, recordings in models.items():
             rows += [(model.decode(), recording.decode()) for recording in recordings]
-        return False, rows
+        return kind, rows
     if table is not None:
         trials = []
         for row in table:
             label = int(row["targettype"] == "target") if "targettype" in row else None
             trials.append((label, row["modelid"], row["segmentid"]))
-        return True, trials
+        return "trials", trials
     if kind == "trials":
-        return True, list(trial_rows(read_trials(path)))
+        return kind, list(trial_rows(read_trials(path)))
     if kind is None:
         with contextlib.suppress(ListError):
             listed = read_trials(path)
             # A training list can also be read as unlabelled pairs.
             if listed.labels is not None:
-                return True, list(trial_rows(listed))
-    return False, list(Utterances.from_list(read_training_list(path)).pairs())
+                return "trials", list(trial_rows(listed))
+    return "training", list(Utterances.from_list(read_training_list(path)).pairs())
 
 
 def nist_table(path: Path) -> list[dict[str, str]] | None:
@@ -528,6 +529,7 @@ def nist_table(path: Path) -> list[dict[str, str]] | None:
 
 
 def trial_rows(trials: TrialList) -> Iterator[TrialRow]:
+    """The rows of a trial list, with names."""
     labels = [None] * len(trials) if trials.labels is None else trials.labels.tolist()
     for label, enrol, test in zip(labels, trials.enrol.tolist(), trials.test.tolist(), strict=True):
         yield label, trials.names[enrol], trials.names[test]

@@ -394,15 +394,13 @@ class VoxCelebJob:
             # Interviews in both corpora have similar durations, so the list's own are drawn from.
             chosen, pairs = calibration_pairs(utterances, seconds, seconds, PairRules(), SEED)
             write_trials(self.lists_folder / f"{name}_calibration.txt", pairs.rows(chosen))
-        counts = (len(utterances.speakers), len(utterances))
-        published = (subset.num_speakers, subset.num_utterances)
+        listed = f"{len(utterances.speakers)} speakers and {len(utterances)} utterances"
+        published = f"{subset.num_speakers} speakers and {subset.num_utterances} utterances"
         # Not refused: part of a corpus can be trained on, but its error rates do not compare with
         # published ones.
-        level = logging.INFO if counts == published else logging.WARNING
-        message = (
-            "%s: %d speakers and %d utterances (published: %d and %d); paths are relative to %s"
-        )
-        logger.log(level, message, path, *counts, *published, root)
+        level = logging.INFO if listed == published else logging.WARNING
+        message = "%s: %s (published: %s); paths are relative to %s"
+        logger.log(level, message, path, listed, published, root)
         return utterances
 
     def pack(self) -> None:

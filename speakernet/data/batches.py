@@ -304,7 +304,7 @@ class ResidentMaker(CropMaker):
         return problems
 
 
-def speed_fractions(factors: list[float]) -> list[Fraction]:
+def speed_fractions(factors: Sequence[float]) -> list[Fraction]:
     """The speed factors as fractions, with 1 first if included, so that speakers at speed 1 keep
     their labels.
 

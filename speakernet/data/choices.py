@@ -7,6 +7,7 @@ reasons.
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from speakernet.files import human_bytes
 from speakernet.options import Choice
@@ -25,23 +26,31 @@ ADVISED_SHARE = 0.10  # of the time spent waiting for data, above which a change
 SLOW_DISK_BYTES_A_SECOND = 100e6
 
 
+class CropWork(NamedTuple):
+    """What workers would do for a crop."""
+
+    is_reading_free: bool
+    """Whether the corpus is packed or in memory."""
+    augments: bool
+    changed_share: float
+    """Share of crops whose speed is changed."""
+
+
 # Why not simply one worker for each core. A worker that only copies memory costs more than it
 # gives, since its batch has to be handed over; more workers than crops can be used wait; and each
 # takes memory for its batches. So every limit is a number with its reason, and the smallest one is
 # what the log shows. The rates are from one machine: if they are wrong elsewhere, training waits,
 # and `Workers` notices that.
 def choose_num_workers(
+    work: CropWork,
     *,
     cores: int,
     num_batches: int,
-    is_reading_free: bool,
-    augments_in_workers: bool,
     trains_on_cpu: bool,
     batch_bytes: int,
     free_shared_bytes: int,
-    processes_on_machine: int = 1,
-    is_spawned: bool = False,
-    changed_share: float = 0.0,
+    processes_on_machine: int,
+    is_spawned: bool,
 ) -> Choice[int]:
     """How many loader processes to start."""
     share = max(1, cores // processes_on_machine)
@@ -53,8 +62,8 @@ def choose_num_workers(
         return Choice(
             0, f"an epoch of {num_batches} batches is over before workers have started up"
         )
-    milliseconds = changed_share * SPEED_MILLISECONDS
-    is_copy = is_reading_free and not augments_in_workers
+    milliseconds = work.changed_share * SPEED_MILLISECONDS
+    is_copy = work.is_reading_free and not work.augments
     if is_copy and milliseconds <= HANDOVER_MILLISECONDS:
         return Choice(
             0, "reading a crop is one copy in memory: passing it between processes would cost more"

@@ -1,9 +1,8 @@
 """Searching folders for recordings, noise and room impulse responses: one walk for all commands.
 
-Links to folders are followed; hidden files and folders and the `__MACOSX` of an archive made on a
-Mac are not recordings. What else is not taken is counted and named by `LeftOut`. Names are as on
-disk; `UnicodeNames` finds a file whose name on disk has the other Unicode form. No file is opened
-here.
+Links to folders are followed. Hidden files and folders and the `__MACOSX` of an archive made on a
+Mac are ignored; whatever else is left out is counted by `LeftOut`. Names are as on disk;
+`UnicodeNames` finds a file whose name on disk has the other Unicode form. No file is opened here.
 """
 
 import logging
@@ -21,6 +20,7 @@ logger = logging.getLogger(__name__)
 MAC_FOLDER = "__MACOSX"
 """A Mac puts companion files (`._1.wav`) into this folder of an archive."""
 NAMED_KINDS = 5
+"""Kinds of files left out that a message names."""
 
 
 def is_hidden(name: str) -> bool:
@@ -47,11 +47,11 @@ class LeftOut:
     def __str__(self) -> str:
         """All kinds, the most frequent first; empty if nothing was left out."""
         kinds = self.counts.most_common()
-        shown = [
-            f"{number:,} {kind} (first: {self.first[kind]})" for kind, number in kinds[:NAMED_KINDS]
-        ]
-        if len(kinds) > NAMED_KINDS:
-            shown.append(f"{sum(number for _, number in kinds[NAMED_KINDS:]):,} of other kinds")
+        shown = []
+        for kind, number in kinds[:NAMED_KINDS]:
+            shown.append(f"{number:,} {kind} (first: {self.first[kind]})")
+        if num_others := sum(number for _, number in kinds[NAMED_KINDS:]):
+            shown.append(f"{num_others:,} of other kinds")
         return ", ".join(shown)
 
     def log(self, root: str | Path) -> None:
@@ -62,12 +62,12 @@ class LeftOut:
             )
 
 
-def find_recordings(root: str | Path, left_out: LeftOut | None = None) -> list[str]:
-    """Relative names (forward slashes) of all recordings below `root`, sorted; logs what was left
-    out.
+def walk_recordings(root: str | Path, left_out: LeftOut | None = None) -> list[str]:
+    """Relative names (forward slashes) of all recordings below `root`, sorted folder by folder;
+    logs what was left out.
     """
-    left_out = LeftOut() if left_out is None else left_out
-    names = sorted(walk_files(root, AUDIO_SUFFIXES, left_out))
+    left_out = left_out or LeftOut()
+    names = list(walk_files(root, AUDIO_SUFFIXES, left_out))
     left_out.log(root)
     return names
 
@@ -84,10 +84,8 @@ def walk_files(
     root = Path(root)
     if not root.is_dir():
         raise ValueError(f"there is no folder {root}; give the folder with the audio")
-    real = root.resolve()
-    yield from _walk(
-        real, "", frozenset(suffixes), {real}, LeftOut() if left_out is None else left_out
-    )
+    root = root.resolve()
+    yield from _walk(root, "", frozenset(suffixes), {root}, left_out or LeftOut())
 
 
 # Links make a folder a graph, and a walk that follows them may never end or list a recording twice
@@ -96,8 +94,8 @@ def walk_files(
 def _walk(
     folder: Path, prefix: str, suffixes: frozenset[str], searched: set[Path], left_out: LeftOut
 ) -> Iterator[str]:
-    """Names below `folder`, which starts with `prefix`; `searched` are the root and the folders
-    that links led to.
+    """Names below `folder`, after `prefix`, which leads to it from the root; `searched` are the
+    root and the folders that links led to.
     """
     with os.scandir(folder) as entries:
         shown = sorted(
@@ -126,7 +124,7 @@ def _walk(
                 continue
             searched.add(path)
         elif path in searched:
-            # A link led here before.
+            # Listed already, by the names that a link gave them.
             continue
         yield from _walk(path, f"{prefix}{name}/", suffixes, searched, left_out)
 

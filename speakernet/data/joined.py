@@ -162,10 +162,10 @@ class JoinedSource(AudioSource):
             # of the whole list was stored when the corpora were joined.
             pairs = [raw.partition(b"/")[::2] for raw in names.raws()]
             owners = np.array([numbers[corpus] for corpus, _ in pairs], np.int16)
-            tables = [
-                StringTable.from_bytes(pairs[row][1] for row in np.flatnonzero(owners == number))
-                for number in range(len(numbers))
-            ]
+            tables = []
+            for number in numbers.values():
+                rows = np.flatnonzero(owners == number)
+                tables.append(StringTable.from_bytes(pairs[row][1] for row in rows))
             return Split(owners, tables)
 
         return self.splits.get(names, make)

@@ -31,6 +31,11 @@ from speakernet.terminal import MAX_NAMED
 
 logger = logging.getLogger(__name__)
 
+Batches = Iterator[tuple[Batch, BatchReport]]
+
+FEW_PROBLEMS = 10
+"""Up to this many unreadable utterances never stop a run before the end of an epoch."""
+
 
 @dataclasses.dataclass(eq=False)
 class TrainingLoader:
@@ -48,11 +53,12 @@ class TrainingLoader:
     world_size: int
 
     def __post_init__(self) -> None:
+        # `num_classes` may leave space in the head for speakers that the list does not have.
         self.num_speakers = max(self.options.num_classes, len(self.training.speakers))
         self.num_classes = self.num_speakers * len(self.sampler.voices)
         self.utterances_per_speaker = self.sampler.unit
         self._labels = np.asarray(self.sampler.labels)
-        self._copies: deque[torch.cuda.Event] = deque()
+        self._copy_events: deque[torch.cuda.Event] = deque()
         self._plan: EpochPlan | None = None
         self._counts: Counter[str] = Counter()
         self._problems: list[str] = []
@@ -85,11 +91,12 @@ class TrainingLoader:
     def __iter__(self) -> Iterator[Batch]:
         batches = self._batches(Requests(self, self.plan, range(self.batch, len(self.plan))))
         if self.device.type == "cuda":
-            batches = _one_ahead(batches, self.device)
+            batches = _on_second_stream(batches, self.device)
         for batch, report in batches:
             self._count_problems(report.problems)
             self._counts.update(report.counts)
             self._read_seconds += report.read_seconds
+            # Two bytes for each 16-bit sample.
             self._read_bytes += 2 * batch.waveforms.numel()
             self.batch += 1
             yield batch
@@ -98,11 +105,11 @@ class TrainingLoader:
         """Count the unreadable utterances of a batch; AudioError if there are too many."""
         bad = self._counts["bad_utterances"] + len(problems)
         first_problems = [*self._problems, *problems][:MAX_NAMED]
-        # Of the utterances in this rank's share of the epoch.
+        # This rank's share of the epoch.
         total = max(1, len(self.plan.rows) // self.world_size)
-        allowed = self.options.max_bad_share * total
+        is_last_batch = self.batch + 1 == len(self.plan)
         # Stop early, before hours are lost, but not because of one file in the first batch.
-        if bad > allowed and (self.batch + 1 == len(self.plan) or bad > max(10, allowed)):
+        if bad > self.options.max_bad_share * total and (is_last_batch or bad > FEW_PROBLEMS):
             raise AudioError(
                 f"{bad} of {total} utterances could not be read, more than data.max_bad_share "
                 f"({self.options.max_bad_share}) allows; the first: {first_problems[0]}"
@@ -182,22 +189,24 @@ class TrainingLoader:
                 self.epoch + 1,
                 "\n  ".join(problems[:MAX_NAMED]),
             )
-        drawn = {"drawn": dict(self.plan.drawn)} if self.plan.drawn else {}
-        return {**counts, **drawn, "left_out": self.plan.num_left_out}
+        report: dict[str, Any] = dict(counts)
+        if self.plan.drawn:
+            report["drawn"] = dict(self.plan.drawn)
+        report["left_out"] = self.plan.num_left_out
+        return report
 
     def close(self) -> None:
         """Stop the crop maker."""
         self.maker.close()
 
-    def _batches(self, requests: Sequence[BatchRequest]) -> Iterator[tuple[Batch, BatchReport]]:
+    def _batches(self, requests: Sequence[BatchRequest]) -> Batches:
         """Batches on the training device; the maker's memory is reused only after the copy from it
         is done.
         """
         plan = self.plan
         sampler = self.sampler
-        size = self.world_size
-        while self._copies:
-            self._copies.popleft().synchronize()
+        while self._copy_events:
+            self._copy_events.popleft().synchronize()
         for request, crops, report in self.maker.run(requests):
             if report.error:
                 raise AudioError(report.error)
@@ -209,7 +218,8 @@ class TrainingLoader:
             if self.augmenter is not None:
                 waveforms = self.augmenter(waveforms, epoch=request.epoch, rows=request.rows)
             shares = [
-                rank_share(plan, request.batch, sampler.unit, rank, size) for rank in range(size)
+                rank_share(plan, request.batch, sampler.unit, rank, self.world_size)
+                for rank in range(self.world_size)
             ]
             voices = plan.voices[shares[self.rank]]
             # Labels of the rows that were actually read; a speaker in a different voice is a
@@ -230,10 +240,10 @@ class TrainingLoader:
                 draw_rows=request.rows,
             )
             yield batch, report
-            # One of the ring's spare slots holds the last batch, still being copied; the other is
-            # written next.
-            while len(self._copies) > 1:
-                self._copies.popleft().synchronize()
+            # The next request overwrites the slot of the batch before this one (`SPARE_SLOTS`), so
+            # only this one may still be copied.
+            while len(self._copy_events) > 1:
+                self._copy_events.popleft().synchronize()
 
     def _to_device(self, crops: Tensor) -> Tensor:
         """Crops on the training device, float32, in memory that nothing else writes to."""
@@ -242,14 +252,15 @@ class TrainingLoader:
             return crops
         if self.device.type == "cpu":
             # Crops of workers are in the ring, which the workers keep writing to.
-            is_ours = crops.dtype == torch.float32 and self.options.num_workers == 0
-            return crops if is_ours else to_float(crops)
+            if crops.dtype == torch.float32 and self.options.num_workers == 0:
+                return crops
+            return to_float(crops)
         # Only page-locked memory can be copied while the GPU computes.
         staged = crops.pin_memory() if self.options.pin_memory else crops
         moved = staged.to(self.device, non_blocking=bool(self.options.pin_memory))
         if self.options.pin_memory and staged.data_ptr() == crops.data_ptr():
             # Copied directly from the workers' ring, which is page-locked.
-            self._copies.append(torch.cuda.current_stream(self.device).record_event())
+            self._copy_events.append(torch.cuda.current_stream(self.device).record_event())
         # As int16, a batch takes half the time over the bus; the GPU scales it at almost no cost.
         return to_float(moved) if moved.dtype == torch.int16 else moved
 
@@ -284,7 +295,7 @@ class Requests(Sequence[BatchRequest]):
             plan.rows[share].astype(np.int64),
             plan.voices[share],
             num_samples,
-            number,
+            batch=number,
         )
 
 
@@ -292,28 +303,21 @@ class Requests(Sequence[BatchRequest]):
 # one copies and augments the next batch; the host only queues both. An event tells the training
 # stream when the batch is there, and `record_stream` tells the allocator that the memory is still
 # in use by the other stream, without which it could be given to the batch after next too early.
-def _one_ahead(
-    batches: Iterator[tuple[Batch, BatchReport]], device: torch.device
-) -> Iterator[tuple[Batch, BatchReport]]:
-    """Transfer and augment each batch on its own stream, parallel to the previous step, which the
-    host has only queued.
-
-    A finished batch is yielded before the next one is waited for.
+def _on_second_stream(batches: Batches, device: torch.device) -> Batches:
+    """Transfer and augment each batch on a second stream, in parallel with the previous step; each
+    is yielded before the next one is fetched.
     """
     stream = torch.cuda.Stream(device)
-
-    def fetch() -> tuple[tuple[Batch, BatchReport] | None, torch.cuda.Event]:
-        with torch.cuda.stream(stream):
-            batch = next(batches, None)
-            return batch, stream.record_event()
-
     while True:
-        made, ready = fetch()
-        if made is None:
+        with torch.cuda.stream(stream):
+            fetched = next(batches, None)
+            ready = stream.record_event()
+        if fetched is None:
             return
-        current = torch.cuda.current_stream(device)
-        current.wait_event(ready)
-        for tensor in (made[0].waveforms, made[0].labels):
+        batch, report = fetched
+        training_stream = torch.cuda.current_stream(device)
+        training_stream.wait_event(ready)
+        for tensor in (batch.waveforms, batch.labels):
             # Its memory must not be reused while the training stream still reads it.
-            tensor.record_stream(current)
-        yield made
+            tensor.record_stream(training_stream)
+        yield batch, report

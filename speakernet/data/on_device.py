@@ -1,5 +1,5 @@
-"""Int16 audio on a device as one tensor: crops by one indexed read, and the transfer of small
-arrays.
+"""Int16 audio on a device as one tensor, from which crops are cut; and the transfer of small arrays
+to a device.
 """
 
 from collections.abc import Sequence
@@ -14,22 +14,24 @@ from speakernet.data.sources import INT16_SCALE
 
 
 # A transfer to a GPU costs some microseconds however small it is, and a batch needs a dozen arrays
-# of indices and factors. They travel as one parcel: all of them as 64-bit words in one page-locked
-# buffer, cut into views on the other side. Page-locked memory lets the copy run while the host goes
-# on.
+# of indices and factors. So they are copied together, as 64-bit numbers in one page-locked buffer,
+# and split into views on the device. Page-locked memory lets the copy run while the host goes on.
 def send(device: torch.device, arrays: Sequence[ndarray]) -> list[Tensor]:
-    """Send flat int64 and float64 arrays to a device as tensors, in one asynchronous transfer."""
-    words = [
+    """Copy flat arrays to a device, integers as int64 and others as float64, in one asynchronous
+    transfer.
+    """
+    wide = [
         array.astype(np.float64 if array.dtype.kind == "f" else np.int64, copy=False)
         for array in arrays
     ]
+    lengths = [len(array) for array in wide]
     # torch's allocator reuses page-locked memory only after its copy is done.
-    parcel = torch.empty(sum(map(len, words)), dtype=torch.int64, pin_memory=device.type == "cuda")
-    np.concatenate([word.view(np.int64) for word in words], out=parcel.numpy())
-    sent = parcel.to(device, non_blocking=True).split([len(word) for word in words])
+    buffer = torch.empty(sum(lengths), dtype=torch.int64, pin_memory=device.type == "cuda")
+    np.concatenate([array.view(np.int64) for array in wide], out=buffer.numpy())
+    sent = buffer.to(device, non_blocking=True).split(lengths)
     return [
-        part.view(torch.float64) if word.dtype == np.float64 else part
-        for part, word in zip(sent, words, strict=True)
+        values.view(torch.float64) if array.dtype == np.float64 else values
+        for values, array in zip(sent, wide, strict=True)
     ]
 
 
@@ -49,6 +51,9 @@ class DeviceAudio:
     def crops(self, firsts: ndarray, starts: ndarray, lengths: ndarray, num_samples: int) -> Tensor:
         """Crops of `num_samples`; a recording that ends before that wraps around to its start.
 
+        Each crop has a row in three arrays: where its recording begins in `samples`, where the crop
+        begins in its recording, and how many samples the recording has.
+
         Returns:
             Int16 (crops, num_samples), on the device.
         """
@@ -56,14 +61,15 @@ class DeviceAudio:
         # Computed on the host: asking the device which recordings are too short would wait for it.
         short = np.flatnonzero(starts + num_samples > lengths)
         begins = firsts + starts
+        # Any valid place, because these rows are overwritten below.
         begins[short] = 0
-        begins_there, rows, first, start, length = send(
+        begins_sent, rows, first, start, length = send(
             device, [begins, short, firsts[short], starts[short], lengths[short]]
         )
         if len(short) < len(begins):
             # A view with a window at every sample of the corpus: reading by window needs no index
             # for each sample.
-            crops = self.samples.unfold(0, num_samples, 1)[begins_there]
+            crops = self.samples.unfold(0, num_samples, 1)[begins_sent]
         else:
             crops = torch.empty(len(begins), num_samples, dtype=torch.int16, device=device)
         if len(short):

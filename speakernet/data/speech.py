@@ -169,8 +169,7 @@ class SileroNetwork:
     def __init__(self, weights: Mapping[str, torch.Tensor]) -> None:
         self.spectrum = weights["stft.forward_basis_buffer"]
         self.layers = [
-            [weights[f"encoder.{number}.reparam_conv.{kind}"] for kind in ("weight", "bias")]
-            for number in range(len(STRIDES))
+            _below(f"encoder.{number}.reparam_conv.", weights) for number in range(len(STRIDES))
         ]
         self.output = (
             weights["decoder.decoder.2.weight"][0, :, 0],
@@ -195,8 +194,8 @@ class SileroNetwork:
         real, imaginary = parts.chunk(2, dim=1)
         # The convolutions shrink the time axis within a frame: 4, 4, 2, 1, 1 (see STRIDES).
         states = (real.square() + imaginary.square()).sqrt()
-        for (weight, bias), stride in zip(self.layers, STRIDES, strict=True):
-            states = conv1d(states, weight, bias, stride=stride, padding=1).relu()
+        for layer, stride in zip(self.layers, STRIDES, strict=True):
+            states = conv1d(states, layer["weight"], layer["bias"], stride, padding=1).relu()
         # The convolutions see each frame by itself, so only the LSTM has to run a second time.
         # (frames, channels, 1) -> (1, frames, channels)
         states = states.transpose(1, 2).reshape(num_frames, -1)

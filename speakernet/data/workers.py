@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 # Besides those in flight: the batch that was yielded last, and the previous one, which may still be
 # copied.
 SPARE_SLOTS = 2
-DEFAULT_START_METHOD = "fork" if sys.platform.startswith("linux") else "spawn"
+START_METHOD = "fork" if sys.platform.startswith("linux") else "spawn"
 PARENT_CHECK_SECONDS = 1.0
 WAIT_SECONDS = 5.0
 """Between checks of the workers while waiting for a batch."""
@@ -123,7 +123,6 @@ class Workers(WrappedMaker):
         self,
         maker: BatchMaker,
         options: DataOptions,
-        start_method: str | None = None,
         *,
         pins: bool = False,
         may_grow: bool = False,
@@ -135,7 +134,7 @@ class Workers(WrappedMaker):
         self._pins = pins
         self._is_pinned = False
         self._ahead = int(options.num_workers) * int(options.prefetch_factor)
-        self._context: Any = multiprocessing.get_context(start_method or DEFAULT_START_METHOD)
+        self._context: Any = multiprocessing.get_context(START_METHOD)
         self._ring = torch.empty(0, 0)  # (slots, samples)
         self._workers: list[Worker] = []
         # The number of the worker of each unanswered request, in order.

@@ -16,6 +16,7 @@ based speaker recognition, 2014 (interpolation of covariances).
 from dataclasses import dataclass
 
 import numpy as np
+from numpy import ndarray
 from scipy.linalg import eigh
 
 from speakernet.evaluation.scoring import Plda, mean_embeddings, to_unit_length
@@ -34,12 +35,12 @@ class Transform:
     [[0.0, 1.0]]
     """
 
-    maps: tuple[tuple[np.ndarray, np.ndarray], ...]
+    maps: tuple[tuple[ndarray, ndarray], ...]
     """Matrices (outputs, inputs) and offsets (outputs,)."""
     plda: Plda | None = None
     """None: results are scored by cosine."""
 
-    def apply(self, embeddings: np.ndarray) -> np.ndarray:
+    def apply(self, embeddings: ndarray) -> ndarray:
         """Map the network's embeddings (utterances, dim) to adapted ones of unit length,
         float32.
         """
@@ -57,11 +58,11 @@ class Covariances:
     distributed.
     """
 
-    mean: np.ndarray
+    mean: ndarray
     """(dim,)"""
-    between: np.ndarray
+    between: ndarray
     """(dim, dim), of the speakers' means."""
-    within: np.ndarray
+    within: ndarray
     """(dim, dim), of one speaker's embeddings."""
 
     def shrunk(self, shrinkage: float) -> "Covariances":
@@ -84,7 +85,7 @@ class Covariances:
         within = (1 - share) * self.within + share * other.within
         return Covariances(self.mean, between, within)
 
-    def adapted(self, rows: np.ndarray) -> "Covariances":
+    def adapted(self, rows: ndarray) -> "Covariances":
         """Adapted to unlabelled embeddings, whose excess variance is divided equally between the
         two covariances.
 
@@ -100,7 +101,7 @@ class Covariances:
         half = 0.5 * (basis * (variances[variances > 1] - 1)) @ basis.T
         return Covariances(rows.mean(axis=0), self.between + half, self.within + half)
 
-    def plda(self, dim: int | None = None) -> tuple[tuple[np.ndarray, np.ndarray], Plda]:
+    def plda(self, dim: int | None = None) -> tuple[tuple[ndarray, ndarray], Plda]:
         """The map to the `dim` directions that separate speakers best, and PLDA in that space."""
         # Generalised eigenvectors make the covariance within speakers the identity and the one
         # between speakers diagonal, so that a score is a sum over dimensions.
@@ -110,7 +111,7 @@ class Covariances:
         return (matrix, -matrix @ self.mean), Plda(variances, 1 / (1 + variances))
 
 
-def two_covariances(rows: np.ndarray, labels: np.ndarray) -> Covariances:
+def two_covariances(rows: ndarray, labels: ndarray) -> Covariances:
     """Estimate the covariances between and within speakers, (dim, dim) each, by moments.
 
     If all speakers have equally many recordings, this is the maximum-likelihood estimate (Prince
@@ -136,7 +137,7 @@ def two_covariances(rows: np.ndarray, labels: np.ndarray) -> Covariances:
     return Covariances(means.mean(axis=0), between, within)
 
 
-def shrunk(matrix: np.ndarray, share: float) -> np.ndarray:
+def shrunk(matrix: ndarray, share: float) -> ndarray:
     """A covariance mixed with `share` of the identity times its mean variance.
 
     >>> shrunk(np.diag([1.0, 3.0]), 0.5).tolist()
@@ -145,18 +146,18 @@ def shrunk(matrix: np.ndarray, share: float) -> np.ndarray:
     return (1 - share) * matrix + share * np.trace(matrix) / len(matrix) * np.eye(len(matrix))
 
 
-def centring(rows: np.ndarray, labels: np.ndarray | None = None) -> Transform:
+def centring(rows: ndarray, labels: ndarray | None = None) -> Transform:
     """Subtract the mean of the domain's embeddings, (utterances, dim)."""
     return Transform(((np.eye(rows.shape[1]), -rows.mean(axis=0)),))
 
 
-def whitening(rows: np.ndarray, labels: np.ndarray | None = None, *, shrinkage: float) -> Transform:
+def whitening(rows: ndarray, labels: ndarray | None = None, *, shrinkage: float) -> Transform:
     """Zero mean and, apart from shrinkage, unit variance in all directions."""
     return _mapped(rows, _power(shrunk(np.cov(rows.T, bias=True), shrinkage), -0.5))
 
 
 def coral(
-    rows: np.ndarray, labels: np.ndarray | None = None, *, others: np.ndarray, shrinkage: float
+    rows: ndarray, labels: ndarray | None = None, *, others: ndarray, shrinkage: float
 ) -> Transform:
     """Give the domain's embeddings the covariance of `others`, embeddings like those that the
     network was trained on.
@@ -169,9 +170,7 @@ def coral(
     return _mapped(rows, _power(there, 0.5) @ _power(here, -0.5))
 
 
-def wccn(
-    rows: np.ndarray, labels: np.ndarray, *, shrinkage: float, total: float = 0.0
-) -> Transform:
+def wccn(rows: ndarray, labels: ndarray, *, shrinkage: float, total: float = 0.0) -> Transform:
     """Zero mean, unit length, and the identity as within-speaker covariance, apart from shrinkage.
 
     With few speakers this covariance is uncertain: a share `total` of it is replaced by the
@@ -184,7 +183,7 @@ def wccn(
     return Transform((first, *_mapped(lengths, _power(shrunk(mixed, shrinkage), -0.5)).maps))
 
 
-def lda(rows: np.ndarray, labels: np.ndarray, *, shrinkage: float, dim: int) -> Transform:
+def lda(rows: ndarray, labels: ndarray, *, shrinkage: float, dim: int) -> Transform:
     """Zero mean, unit length, and the `dim` directions that separate speakers best."""
     first, lengths = _centred_units(rows)
     covariances = two_covariances(lengths, labels)
@@ -193,20 +192,18 @@ def lda(rows: np.ndarray, labels: np.ndarray, *, shrinkage: float, dim: int) -> 
     return Transform((first, *_mapped(lengths, matrix).maps))
 
 
-def plda(
-    rows: np.ndarray, labels: np.ndarray, *, shrinkage: float, dim: int | None = None
-) -> Transform:
+def plda(rows: ndarray, labels: ndarray, *, shrinkage: float, dim: int | None = None) -> Transform:
     """Zero mean, unit length, and two-covariance PLDA."""
     first, lengths = _centred_units(rows)
     return with_plda(first, two_covariances(lengths, labels).shrunk(shrinkage), dim)
 
 
 def adapted_plda(
-    rows: np.ndarray,
-    labels: np.ndarray | None,
+    rows: ndarray,
+    labels: ndarray | None,
     *,
-    others: np.ndarray,
-    other_labels: np.ndarray,
+    others: ndarray,
+    other_labels: ndarray,
     shrinkage: float,
     share: float = 0.5,
 ) -> Transform:
@@ -222,24 +219,24 @@ def adapted_plda(
 
 
 def with_plda(
-    first: tuple[np.ndarray, np.ndarray], covariances: Covariances, dim: int | None = None
+    first: tuple[ndarray, ndarray], covariances: Covariances, dim: int | None = None
 ) -> Transform:
     """A map, unit length, and PLDA with these covariances."""
     last, plda = covariances.plda(dim)
     return Transform((first, last), plda)
 
 
-def _centred_units(rows: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
+def _centred_units(rows: ndarray) -> tuple[tuple[ndarray, ndarray], ndarray]:
     """The map that subtracts the mean, and the mapped rows at unit length."""
     ((matrix, offset),) = centring(rows).maps
     return (matrix, offset), to_unit_length(rows + offset)
 
 
-def _mapped(rows: np.ndarray, matrix: np.ndarray) -> Transform:
+def _mapped(rows: ndarray, matrix: ndarray) -> Transform:
     return Transform(((matrix, -matrix @ rows.mean(axis=0)),))
 
 
-def _power(covariance: np.ndarray, exponent: float) -> np.ndarray:
+def _power(covariance: ndarray, exponent: float) -> ndarray:
     """A symmetric matrix to a power; variances near zero count as a tiny positive one."""
     variances, directions = np.linalg.eigh(covariance)
     least = max(MIN_VARIANCE * variances.mean(), np.finfo(float).tiny)

@@ -684,7 +684,9 @@ def _union_of(
     key = tuple(map(id, tables))
     if key not in unions:
         known = numbers()
-        rows = {id(table): np.array([known[name] for name in table.raws()]) for table in tables}
+        rows = {}
+        for table in tables:
+            rows[id(table)] = np.array([known[name] for name in table.raws()])
         unions[key] = StringTable.from_bytes(known), rows
     return unions[key]
 

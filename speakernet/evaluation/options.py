@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
-from pydantic import Field
 
 from speakernet.options import (
     Count,
@@ -17,6 +16,7 @@ from speakernet.options import (
     Positive,
     Probability,
     Processes,
+    Several,
 )
 
 UNIT_COST = 1.0
@@ -59,7 +59,7 @@ class EvaluationOptions(Options):
     """Score normalisation against a cohort: z, t, s (symmetric) or as (adaptive symmetric)."""
     cohort_size: Count = 300
     """Number of nearest cohort members that adaptive s-norm uses (all if the cohort is smaller)."""
-    dcf_target_priors: list[Probability] = Field(default=[0.01, 0.05, 0.001])
+    dcf_target_priors: Several[Probability] = (0.01, 0.05, 0.001)
     """Prior probabilities of a target for the detection cost; 0.01 and 0.05 are always reported."""
     c_miss: Positive = UNIT_COST
     """Cost of a missed target."""
@@ -70,7 +70,7 @@ class EvaluationOptions(Options):
     metadata: InputPath = ""
     """CSV with the column path and others (gender, age, …) to slice the results of the (first) test
     list by."""
-    slices: list[str] = Field(default=[])
+    slices: Several[str] = ()
     """What to slice by: duration (of the speech, if that is what is embedded), speech, snr or
     metadata columns; empty: duration and every suitable metadata column."""
     validation_precision: Literal["auto", "no", "bf16", "fp16"] = "auto"
@@ -102,10 +102,10 @@ class EvaluationOptions(Options):
     """Audio of calibration_list; empty: test_path."""
     calibration_prior: Probability = 0.01
     """Target prior that the calibration is tuned for."""
-    quality_measures: list[Quality] = Field(default=[])
+    quality_measures: Several[Quality] = ()
     """Quality measures that the calibration uses besides the score: duration, magnitude, snr,
     cohort (mean cohort score)."""
-    sweep: list[Sweep] = Field(default=[])
+    sweep: Several[Sweep] = ()
     """Degrade the trial audio step by step (noise, reverb, microphone, …) and report the EER at
     each step."""
     keep_embeddings: bool = True

@@ -223,7 +223,9 @@ def _differences(
     seeds = sorted(set(reference) & set(variant))
     if not seeds:
         return ["no seed in common", "", ""]
-    systems = [np.array([scores[seed] for seed in seeds]) for scores in (reference, variant)]
+    systems = []
+    for scores in (reference, variant):
+        systems.append(np.array([scores[seed] for seed in seeds]))
     compared = compare_scores(
         trials,
         systems,

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy import ndarray
 
 from speakernet.checkpoint import write_checkpoint
 from speakernet.data.audio import AudioError
@@ -26,19 +27,13 @@ from speakernet.data.lists import (
     TrialList,
     audio_folder_of,
     read_training_list,
-    read_trials,
 )
 from speakernet.data.names import original_name, session_of
 from speakernet.data.opening import open_source
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation import adaptation
 from speakernet.evaluation.adaptation import Transform
-from speakernet.evaluation.embedding import (
-    Embedder,
-    Forward,
-    preparation_in_words,
-    weights_digest,
-)
+from speakernet.evaluation.embedding import Embedder, Forward, preparation_in_words, weights_digest
 from speakernet.evaluation.evaluate import score_trials
 from speakernet.evaluation.figures import compare_scores, figures, why_no_error_rate
 from speakernet.evaluation.fitting import Fit, fit_scores
@@ -65,11 +60,13 @@ from speakernet.terminal import MAX_NAMED, Bar, counted
 FOLDERS = "folders"
 """Labels are the names of the folders directly below the given ones."""
 MIN_RECORDINGS = 20
+"""With fewer, even their mean is a matter of luck."""
 MIN_SPEAKERS = 10
-"""With fewer, a mean or a choice by held-out speakers is a matter of luck."""
+"""With fewer, a choice by held-out speakers is a matter of luck."""
 NUM_FOLDS = 5
+"""Folds of speakers in cross-validation."""
 NUM_DRAWS = 3
-"""Cross-validation: folds over speakers, and random divisions whose error rates are averaged."""
+"""Random divisions into folds, whose error rates are averaged."""
 MAX_EACH = 12
 """Limit on a speaker's test recordings in cross-validation, so that nobody dominates."""
 ENERGY_FLOOR_DB = 25.0
@@ -79,16 +76,25 @@ TELEPHONE_PREPARATION: Mapping[str, Any] = MappingProxyType(
 )
 """What is done to telephone recordings before they are embedded (docs/experiments.md)."""
 SHRINKAGES = (0.3, 0.5, 0.7, 0.8)
+"""Shares of the identity in a covariance to try."""
 INTERPOLATIONS = (0.25, 0.5, 0.75)
-"""Shares to try: of the identity in a covariance, and of the other domain's covariances."""
+"""Shares of the other domain's covariances to try."""
 TOTAL_SHARE = 0.4
 """Share of the covariance of all embeddings in a second variant of WCCN."""
 FOLD_STREAM = 9301
 AS_IT_IS = "the model as it is"
 Fitter = Callable[..., Transform]
 """Embeddings and labels (None if unlabelled) -> a back end."""
-Trials = tuple[TrialList, np.ndarray]
+ScoredTrials = tuple[TrialList, ndarray]
 """Trials and their scores."""
+
+
+class Labels(NamedTuple):
+    """Numbers of speakers and sessions, (recordings,)."""
+
+    speakers: ndarray
+    sessions: ndarray
+    """-1 for an unknown session."""
 
 
 class Domain(NamedTuple):
@@ -96,13 +102,12 @@ class Domain(NamedTuple):
 
     net: SpeakerNet
     """The network, with an energy floor and prepared recordings if they are of telephones."""
-    rows: np.ndarray
+    rows: ndarray
     """(recordings, dim)"""
-    plain: np.ndarray
+    unchanged_rows: ndarray
     """(recordings, dim), by the unchanged model."""
-    who: np.ndarray | None
-    """(2, recordings) speaker and session numbers, -1 for an unknown session; None without
-    labels."""
+    who: Labels | None
+    """None without labels."""
     names: list[str]
 
 
@@ -115,6 +120,15 @@ class ForeignFiles(NamedTuple):
     """Kaldi vector that is subtracted first; None subtracts the mean of the recordings."""
     transform: str | Path | None = None
     """Kaldi matrix applied next, such as an LDA."""
+
+
+class Comparison(NamedTuple):
+    """A labelled trial list on which the adapted model is compared with the unchanged one."""
+
+    trials: TrialList
+    """From `read_trials`."""
+    audio: str | Path | None = None
+    """Folder or packed corpus with its audio; by default the folder of the list."""
 
 
 @dataclass(frozen=True)
@@ -140,11 +154,9 @@ def adapt(
     *,
     labels: str | Path | None = None,
     out: str | Path | None = None,
-    method: str = "auto",
+    method: str | ForeignFiles = "auto",
     out_of_domain: str | Path | None = None,
-    foreign: ForeignFiles | None = None,
-    trials: str | Path | None = None,
-    audio: str | Path | None = None,
+    comparison: Comparison | None = None,
     device: str = "auto",
 ) -> Adapted:
     """Fit a back end on recordings of the target domain and write it into a new model file.
@@ -158,12 +170,11 @@ def adapt(
             session or call.
         out: the file to write; `<model>.adapted.pt` by default.
         method: one of ADAPTATIONS; auto: with labels the best by cross-validation, otherwise
-            whitening, or the mean alone if there are few recordings.
+            whitening, or the mean alone if there are few recordings. The files of a PLDA from
+            another toolkit are imported instead.
         out_of_domain: a folder of other labelled recordings (one folder per speaker), for coral and
             an adapted plda.
-        foreign: a PLDA from another toolkit, used instead of our own methods.
-        trials: a labelled list to compare both models on.
-        audio: the folder of the trials' audio; by default the folder of the list.
+        comparison: the trials on which both models are compared.
         device: where the network runs.
 
     Raises:
@@ -176,29 +187,25 @@ def adapt(
     # scores of the best one's first division also give the new file its calibration. These are
     # scores of speakers that the back end had not seen, but the choice has seen them, so the
     # error rate is a little optimistic, the more so the fewer speakers there are.
-    if method not in ADAPTATIONS:
+    if not isinstance(method, ForeignFiles) and method not in ADAPTATIONS:
         raise ValueError(f"method {method!r}; expected one of {', '.join(ADAPTATIONS)}")
     # Checked before the model is loaded, which takes seconds.
+    if comparison is not None and (reason := why_no_error_rate(comparison.trials)):
+        raise ValueError(reason)
     target = _checked_target(model, out)
     verifier = load(model, device)
-    compared = read_trials(trials) if trials else None
-    if compared is not None and (reason := why_no_error_rate(compared)):
-        raise ValueError(reason)
     notes: list[str] = []
     paths = [str(recording) for recording in recordings]
-    domain = embed_domain(verifier, paths, labels, notes, foreign is None, target)
-    if foreign is None:
-        name, transform, tried, scored = _choose(verifier, domain, method, out_of_domain)
-    else:
-        name = f"plda of {Path(foreign.plda).name}"
-        transform, tried, scored = imported(domain.rows, foreign), {}, None
-    if not all(np.isfinite(value).all() for pair in transform.maps for value in pair):
+    needs_floor = not isinstance(method, ForeignFiles)
+    domain = embed_domain(verifier, paths, labels, notes, needs_floor=needs_floor, out=target)
+    name, transform, tried, scored = _choose(verifier, domain, method, out_of_domain)
+    if not all(np.isfinite(values).all() for values in itertools.chain(*transform.maps)):
         raise ValueError(
             f"{name}: the recordings vary too little to fit it; give recordings of more people. "
             "Nothing was written"
         )
     num_recordings = len(domain.rows)
-    num_speakers = 0 if domain.who is None else len(np.unique(domain.who[0]))
+    num_speakers = 0 if domain.who is None else len(np.unique(domain.who.speakers))
     facts = {
         "method": name,
         "recordings": num_recordings,
@@ -209,15 +216,15 @@ def adapt(
     fit = None
     if scored is not None:
         assert domain.who is not None, "methods are compared by their labels"
-        speakers = domain.who[0]
+        speakers = domain.who.speakers
         notes.insert(0, _held_out_error(name, tried, speakers, scored))
         prior = default_of(EvaluationOptions, "calibration_prior")
         fit = fit_scores(*scored, prior, verifying_backend(contents).describe(WHOLE))
         several = fit_several_on_people(transform.apply(domain.rows), speakers, transform.plda)
         fit = replace(fit, several=several)
         contents |= fit.changes(contents)
-    if compared is not None:
-        notes += _compare(verifier, contents, compared, audio, domain.names)
+    if comparison is not None:
+        notes += _compare(verifier, contents, comparison, domain.names)
     write_checkpoint(target, contents)
     return Adapted(target, name, num_recordings, num_speakers, tried, fit, notes)
 
@@ -238,29 +245,38 @@ def _checked_target(model: str | Path, out: str | Path | None) -> Path:
 
 
 def _choose(
-    verifier: SpeakerVerifier, domain: Domain, method: str, out_of_domain: str | Path | None
-) -> tuple[str, Transform, dict[str, float], Trials | None]:
-    """The best back end, or without labels the default one: name, transform, EERs in percent,
-    trials and scores.
+    verifier: SpeakerVerifier,
+    domain: Domain,
+    method: str | ForeignFiles,
+    out_of_domain: str | Path | None,
+) -> tuple[str, Transform, dict[str, float], ScoredTrials | None]:
+    """The best back end, or without labels the default one, or the imported one: its name, what was
+    fitted, the EERs of all methods in percent, and its scores of held-out speakers.
     """
     rows = domain.rows
     who = domain.who
+    if isinstance(method, ForeignFiles):
+        return f"plda of {Path(method.plda).name}", import_plda(rows, method), {}, None
     other_domain = None
     if out_of_domain is not None:
         folder = [str(out_of_domain)]
         source, names = audio_inputs(folder, verifier.sample_rate)
-        speakers, _ = _labels_of(list(names), folder, FOLDERS, [])
-        other_domain = _embed(verifier, domain.net, source, names, "other domain"), speakers
+        speakers = _labels_of(list(names), folder, FOLDERS, []).speakers
+        # Files in no speaker's folder would count as one more speaker.
+        labelled = np.flatnonzero(speakers >= 0)
+        names = names.take(labelled)
+        rows_there = _embed(verifier, domain.net, source, names, "other domain")
+        other_domain = rows_there, speakers[labelled]
     elif method == "coral":
         raise ValueError("coral needs recordings of the other domain; give --out-of-domain FOLDER")
     fitters = _fitters(method, rows, who, other_domain)
     if who is None:
-        # PLDA is adapted by the domain's excess variance here; the share in its name is not used.
+        # If the last one is an adapted PLDA, the share in its name has no effect without labels.
         name = list(fitters)[-1]
         return name, fitters[name](rows, None), {}, None
     mean = np.zeros(verifier.embedding_dim) if verifier.mean is None else verifier.mean
     unchanged = Transform(((np.eye(verifier.embedding_dim), -mean),), verifier.plda)
-    as_it_is, _ = cross_validate(domain.plain, who, lambda *_: unchanged)
+    as_it_is, _ = cross_validate(domain.unchanged_rows, who, lambda *_: unchanged)
     tried = {AS_IT_IS: as_it_is}
     scored = {}
     for name, fitter in fitters.items():
@@ -271,7 +287,7 @@ def _choose(
             f"no method beats the unchanged model: {', '.join(in_words(tried))}; nothing was "
             "written"
         )
-    return best, fitters[best](rows, who[0]), tried, scored[best]
+    return best, fitters[best](rows, who.speakers), tried, scored[best]
 
 
 def in_words(tried: Mapping[str, float]) -> list[str]:
@@ -280,7 +296,7 @@ def in_words(tried: Mapping[str, float]) -> list[str]:
 
 
 def _held_out_error(
-    method: str, tried: Mapping[str, float], labels: np.ndarray, scored: Trials
+    method: str, tried: Mapping[str, float], labels: ndarray, scored: ScoredTrials
 ) -> str:
     """The method's EER on held-out speakers with its interval, and how far to trust it."""
     names, ids = np.unique(labels, return_inverse=True)
@@ -289,7 +305,7 @@ def _held_out_error(
     text = f"{method}: EER {tried[method]:.2f} %"
     if interval:
         text += f" (95 % interval {interval[0]:.2f} to {interval[1]:.2f})"
-    # The unchanged model is no choice.
+    # The unchanged model does not count as a method.
     num_methods = len(tried) - 1
     if num_methods == 1:
         return text
@@ -299,9 +315,9 @@ def _held_out_error(
     )
 
 
-def imported(rows: np.ndarray, files: ForeignFiles) -> Transform:
-    """A PLDA from Kaldi or wespeaker, after subtraction of a mean, an optional linear transform,
-    and unit length.
+def import_plda(rows: ndarray, files: ForeignFiles) -> Transform:
+    """Read a PLDA of Kaldi or wespeaker, to be applied after subtraction of a mean, an optional
+    linear transform, and unit length.
 
     Kaldi and wespeaker scale lengths before PLDA to the root of the dimension; here the last map
     does so.
@@ -310,36 +326,46 @@ def imported(rows: np.ndarray, files: ForeignFiles) -> Transform:
     # it was fitted. These steps become maps of the new file, so that every command applies them.
     foreign = read_plda(files.plda)
     size = rows.shape[1]
-    centre = rows.mean(axis=0) if files.mean is None else read_array(files.mean).reshape(-1)
-    matrix = np.eye(size) if files.transform is None else np.atleast_2d(read_array(files.transform))
+    centre = rows.mean(axis=0)
+    if files.mean is not None:
+        centre = read_array(files.mean).reshape(-1)
+    matrix = np.eye(size)
+    if files.transform is not None:
+        matrix = np.atleast_2d(read_array(files.transform))
     # Kaldi stores an offset as the last column.
-    first = matrix[:, :size]
+    linear = matrix[:, :size]
     offset = matrix[:, size:].sum(axis=1)
     dim = len(foreign.between)
     # Files of another model are a likely mistake. Their sizes are all that can be checked.
-    if centre.shape != (size,) or first.shape != (dim, size):
+    if centre.shape != (size,) or linear.shape != (dim, size):
         raise ValueError(
             f"{files.plda}: found a PLDA of {dim} dimensions, a mean of {len(centre)} and a "
-            f"transform from {first.shape[1]} to {first.shape[0]}, but the model's embeddings have "
-            f"{size}; give files that were made from its embeddings"
+            f"transform from {linear.shape[1]} to {linear.shape[0]}, but the model's embeddings "
+            f"have {size}; give files that were made from its embeddings"
         )
     weights = 1 / (1 + foreign.between) if foreign.is_kaldi else np.ones(dim)
+    first = linear, offset - linear @ centre
     last = foreign.transform * np.sqrt(dim), foreign.offset
-    return Transform(((first, offset - first @ centre), last), Plda(foreign.between, weights))
+    return Transform((first, last), Plda(foreign.between, weights))
 
 
-def cross_validate(rows: np.ndarray, who: np.ndarray, fitter: Fitter) -> tuple[float, Trials]:
+class ScoredPairs(NamedTuple):
+    """Pairs of rows with their scores, (pairs,)."""
+
+    scores: ndarray
+    is_target: ndarray
+    enrol: ndarray
+    test: ndarray
+
+
+def cross_validate(rows: ndarray, who: Labels, fitter: Fitter) -> tuple[float, ScoredTrials]:
     """The EER in percent on held-out speakers, averaged over several divisions, with trials and
     scores of the first.
-
-    If sessions are known, target pairs from the same session are left out, since they would compare
-    the channel too. `who` is (2, recordings), as in `Domain`.
     """
     # Folds are of speakers: with recordings of one speaker on both sides, a back end would be
     # tested on voices that it was fitted to, and the most flexible one would always win. Several
     # random divisions are averaged, because with 30 speakers a fold has six.
-    _, speakers = np.unique(who[0], return_inverse=True)
-    sessions = who[1]
+    _, speakers = np.unique(who.speakers, return_inverse=True)
     errors = []
     divisions = []
     for draw in range(NUM_DRAWS):
@@ -349,29 +375,41 @@ def cross_validate(rows: np.ndarray, who: np.ndarray, fitter: Fitter) -> tuple[f
         for fold in range(NUM_FOLDS):
             is_tested = fold_of == fold
             transform = fitter(rows[~is_tested], speakers[~is_tested])
-            tested = _bound(random.permutation(np.flatnonzero(is_tested)), speakers)
-            first, second = np.triu_indices(len(tested), 1)
-            enrol, test = tested[first], tested[second]
-            is_target = speakers[enrol] == speakers[test]
-            # A pair within a session would compare the channel, not the voice.
-            is_same_session = (sessions[enrol] == sessions[test]) & (sessions[enrol] >= 0)
-            is_kept = ~(is_target & is_same_session)
-            units = transform.apply(rows[tested])
-            score = cosine_scores if transform.plda is None else transform.plda.trial_scores
-            scores = score(units, first[is_kept], second[is_kept])
-            folds.append((scores, is_target[is_kept], enrol[is_kept], test[is_kept]))
-        divisions.append([np.concatenate(columns) for columns in zip(*folds, strict=True)])
-        errors.append(eer(*divisions[-1][:2]))
+            tested = _limit_each(random.permutation(np.flatnonzero(is_tested)), speakers)
+            folds.append(_score_pairs(rows, who, tested, transform))
+        division = ScoredPairs(*map(np.concatenate, zip(*folds, strict=True)))
+        errors.append(eer(division.scores, division.is_target))
+        divisions.append(division)
     # Trials of one division only: with all of them each pair would count three times, and the
     # intervals would be too narrow.
-    scores, is_target, enrol, test = divisions[0]
-    names = StringTable.from_strings([f"recording {row}" for row in range(len(rows))])
-    enrol, test = enrol.astype(np.int32), test.astype(np.int32)
-    trials = TrialList(names, enrol, test, is_target.astype(np.int8), "cross-validation", "")
-    return float(np.mean(errors)), (trials, scores)
+    pairs = divisions[0]
+    trials = TrialList(
+        StringTable.from_strings([f"recording {row}" for row in range(len(rows))]),
+        pairs.enrol.astype(np.int32),
+        pairs.test.astype(np.int32),
+        pairs.is_target.astype(np.int8),
+        "cross-validation",
+        "",
+    )
+    return float(np.mean(errors)), (trials, pairs.scores)
 
 
-def _bound(rows: np.ndarray, speakers: np.ndarray) -> np.ndarray:
+def _score_pairs(rows: ndarray, who: Labels, tested: ndarray, transform: Transform) -> ScoredPairs:
+    """All pairs of the tested rows, but no target pairs of one session."""
+    first, second = np.triu_indices(len(tested), 1)
+    enrol = tested[first]
+    test = tested[second]
+    is_target = who.speakers[enrol] == who.speakers[test]
+    # A pair within a session would compare the channel, not the voice.
+    is_same_session = (who.sessions[enrol] == who.sessions[test]) & (who.sessions[enrol] >= 0)
+    is_kept = ~(is_target & is_same_session)
+    units = transform.apply(rows[tested])
+    score = cosine_scores if transform.plda is None else transform.plda.trial_scores
+    scores = score(units, first[is_kept], second[is_kept])
+    return ScoredPairs(scores, is_target[is_kept], enrol[is_kept], test[is_kept])
+
+
+def _limit_each(rows: ndarray, speakers: ndarray) -> ndarray:
     """The first `MAX_EACH` of each speaker's rows, sorted."""
     # Otherwise a speaker with 60 recordings, who has 1,770 pairs, would outweigh 30 speakers with
     # six each, who have 450 together.
@@ -386,9 +424,9 @@ def _bound(rows: np.ndarray, speakers: np.ndarray) -> np.ndarray:
 
 def _fitters(
     method: str,
-    rows: np.ndarray,
-    who: np.ndarray | None,
-    other_domain: tuple[np.ndarray, np.ndarray] | None,
+    rows: ndarray,
+    who: Labels | None,
+    other_domain: tuple[ndarray, ndarray] | None,
 ) -> dict[str, Fitter]:
     """The methods to try, with their settings, by name; without labels the last one is used."""
     # Without labels nothing can be compared, so only the largest shrinkage is fitted, which changes
@@ -396,7 +434,7 @@ def _fitters(
     shrinkages: Sequence[float] = SHRINKAGES[-1:]
     dim = 0
     if who is not None:
-        _, counts = np.unique(who[0], return_counts=True)
+        _, counts = np.unique(who.speakers, return_counts=True)
         # Only speakers with several recordings have target pairs, and a fold needs at least two of
         # them.
         num_several = np.count_nonzero(counts > 1)
@@ -421,16 +459,16 @@ def _fitters(
     def add(name: str, fit: Fitter, shrinkage: float, **settings: Any) -> None:
         fitters[name] = functools.partial(fit, shrinkage=shrinkage, **settings)
 
-    for share in shrinkages:
-        add(f"whitening {share}", adaptation.whitening, share)
-        add(f"wccn {share}", adaptation.wccn, share)
-        total = f"wccn {share} total {TOTAL_SHARE}"
-        add(total, adaptation.wccn, share, total=TOTAL_SHARE)
-        add(f"plda {share}", adaptation.plda, share)
-        add(f"plda {share} dim {dim}", adaptation.plda, share, dim=dim)
-        add(f"lda {share}", adaptation.lda, share, dim=dim)
+    for shrinkage in shrinkages:
+        add(f"whitening {shrinkage}", adaptation.whitening, shrinkage)
+        wccn = f"wccn {shrinkage}"
+        add(wccn, adaptation.wccn, shrinkage)
+        add(f"{wccn} total {TOTAL_SHARE}", adaptation.wccn, shrinkage, total=TOTAL_SHARE)
+        add(f"plda {shrinkage}", adaptation.plda, shrinkage)
+        add(f"plda {shrinkage} dim {dim}", adaptation.plda, shrinkage, dim=dim)
+        add(f"lda {shrinkage}", adaptation.lda, shrinkage, dim=dim)
         if other_domain is not None:
-            add(f"coral {share}", adaptation.coral, share, others=other_domain[0])
+            add(f"coral {shrinkage}", adaptation.coral, shrinkage, others=other_domain[0])
     if other_domain is not None:
         # The other domain usually has more speakers but another channel. How much of it helps
         # varies, so several shares are tried.
@@ -438,7 +476,9 @@ def _fitters(
         for share in INTERPOLATIONS:
             name = f"plda {share} interpolated {share}"
             add(name, adaptation.adapted_plda, shrinkages[-1], share=share, **labelled)
-    return {name: fit for name, fit in fitters.items() if method in ("auto", name.split()[0])}
+    if method == "auto":
+        return fitters
+    return {name: fit for name, fit in fitters.items() if name.split()[0] == method}
 
 
 def embed_domain(
@@ -446,6 +486,7 @@ def embed_domain(
     recordings: list[str],
     labels: str | Path | None,
     notes: list[str],
+    *,
     needs_floor: bool = True,
     out: Path | None = None,
 ) -> Domain:
@@ -462,8 +503,8 @@ def embed_domain(
     # Checked before anything is embedded.
     usable, who = _select_usable(list(table), refused, recordings, labels, notes)
     table = table.take(usable)
-    has_floor = "energy_floor_db" in type(net.front_end.options).model_fields
-    if 2 * len(narrow) > num_accepted and has_floor and needs_floor:
+    supports_floor = "energy_floor_db" in type(net.front_end.options).model_fields
+    if needs_floor and supports_floor and 2 * len(narrow) > num_accepted:
         net = for_telephones(net)
         notes.append(
             f"{len(narrow)} of {num_accepted} recordings have an empty upper band, as over a "
@@ -473,11 +514,12 @@ def embed_domain(
     # An adapted model loses its back end first, or the new one would be fitted behind it.
     elif net.adaptation_spec:
         net = _remove_adaptation(net)
-    rows = plain = _embed(verifier, net, source, table, "recordings")
+    rows = _embed(verifier, net, source, table, "recordings")
+    unchanged_rows = rows
     # The unchanged model is the baseline in the cross-validation.
     if net is not verifier.net and who is not None:
-        plain = _embed(verifier, verifier.net, source, table, "unchanged")
-    return Domain(net, rows, plain, who, list(table))
+        unchanged_rows = _embed(verifier, verifier.net, source, table, "unchanged")
+    return Domain(net, rows, unchanged_rows, who, list(table))
 
 
 def _inspect(
@@ -513,13 +555,11 @@ def _select_usable(
     roots: list[str],
     labels: str | Path | None,
     notes: list[str],
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """Rows of the usable recordings, and their speakers and sessions, (2, rows); None without
-    labels.
-    """
+) -> tuple[ndarray, Labels | None]:
+    """Rows of the usable recordings, and their labels."""
     rows = np.array([row for row in range(len(names)) if row not in refused], dtype=np.int64)
     # A corpus may have thousands of refused recordings, so only the first are named.
-    reasons = "; ".join([*refused.values()][:MAX_NAMED]) or "none is refused"
+    reasons = "; ".join(list(refused.values())[:MAX_NAMED]) or "none is refused"
     if len(rows) < MIN_RECORDINGS:
         raise ValueError(
             f"only {counted(len(rows), 'usable recording')} of {len(names)} in "
@@ -531,8 +571,8 @@ def _select_usable(
     if labels is None:
         return rows, None
     who = _labels_of([names[row] for row in rows], roots, labels, notes)
-    is_known = who[0] >= 0
-    return rows[is_known], who[:, is_known]
+    is_known = who.speakers >= 0
+    return rows[is_known], Labels(who.speakers[is_known], who.sessions[is_known])
 
 
 def _embed(
@@ -541,7 +581,7 @@ def _embed(
     source: AudioSource,
     names: StringTable,
     description: str,
-) -> np.ndarray:
+) -> ndarray:
     """Embeddings (utterances, dim) float64, equal to those of `SpeakerVerifier.embed`."""
     # Folded like a verifier's network: the back end has to be fitted on exactly the embeddings that
     # it will receive.
@@ -575,18 +615,16 @@ def _remove_adaptation(
     return twin.eval().to(next(net.parameters()).device)
 
 
-def _labels_of(
-    names: list[str], roots: list[str], labels: str | Path, notes: list[str]
-) -> np.ndarray:
-    """Speaker and session numbers (2, names), -1 if unknown, from a table, a list, or the folders
-    below the roots.
+def _labels_of(names: list[str], roots: list[str], labels: str | Path, notes: list[str]) -> Labels:
+    """Speakers and sessions of the names, -1 if unknown, from a table, a list, or the folders below
+    the roots.
     """
     # Paths in a list may be relative to the list, to the recordings or to the working directory. A
     # wrong base matches no recording, so all three are tried.
     bases = [Path(labels).parent, *map(Path, roots), Path()]
     row_of = {str(Path(name).resolve()): row for row, name in enumerate(names)}
     labelled: dict[int, tuple[str, str]] = {}
-    for path, speaker, session in _rows_of(names, roots, labels):
+    for path, speaker, session in _read_labels(names, roots, labels):
         # The recordings may be the originals of those that the labels name.
         for base, name in itertools.product(bases, (path, original_name(path))):
             place = str((base / name).resolve())
@@ -610,9 +648,10 @@ def _labels_of(
             f"{labels}: all recordings are of one speaker, {speakers[0]}; expected several speakers"
         )
     # Sessions are numbered over all speakers, since `monday` of Ada is not `monday` of Bo.
-    who = np.full((2, len(names)), -1)
-    for row, pair in labelled.items():
-        who[:, row] = speakers.index(pair[0]), sessions.index(pair)
+    who = Labels(*np.full((2, len(names)), -1))
+    for row, (speaker, session) in labelled.items():
+        who.speakers[row] = speakers.index(speaker)
+        who.sessions[row] = sessions.index((speaker, session))
     num_several = sum(count > 1 for count in num_sessions.values())
     if num_several < MIN_SPEAKERS:
         # The choice would rest on the target pairs of these few.
@@ -621,11 +660,13 @@ def _labels_of(
             f"than {MIN_SPEAKERS}; pairs within a session are compared too, and make figures "
             "optimistic"
         )
-        who[1] = -1
+        who.sessions[:] = -1
     return who
 
 
-def _rows_of(names: list[str], roots: list[str], labels: str | Path) -> list[tuple[str, str, str]]:
+def _read_labels(
+    names: list[str], roots: list[str], labels: str | Path
+) -> list[tuple[str, str, str]]:
     """Path, speaker and session (empty if unknown), from the folders in the names, a table or a
     list.
     """
@@ -662,7 +703,7 @@ def adapted_contents(
     # people, exports and fingerprints include it without further code. The old calibration is left
     # out, because it does not hold for the new scores.
     twin = copy.deepcopy(net).cpu()
-    tensors: dict[str, np.ndarray] = {}
+    tensors: dict[str, ndarray] = {}
     sizes = []
     for number, (matrix, offset) in enumerate(transform.maps):
         sizes.append([matrix.shape[1], matrix.shape[0]])
@@ -687,14 +728,14 @@ def adapted_contents(
 def _compare(
     verifier: SpeakerVerifier,
     contents: dict[str, Any],
-    trials: TrialList,
-    audio: str | Path | None,
+    comparison: Comparison,
     names: list[str],
 ) -> list[str]:
     """Compare both models on a trial list: their EERs, and the differences with intervals over
     speakers.
     """
-    folder = Path(audio) if audio else audio_folder_of(trials.source)
+    trials = comparison.trials
+    folder = Path(comparison.audio or audio_folder_of(trials.source))
     source = open_source(folder, verifier.sample_rate, show_progress=True)
     # The comparison is optimistic if the list shares recordings with the adaptation, so their
     # number is reported.

@@ -9,9 +9,10 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy import ndarray
 
 from speakernet.data.audio import AudioError
 from speakernet.data.lists import StringTable, TrialList, audio_folder_of, read_trials
@@ -32,10 +33,7 @@ from speakernet.evaluation.figures import WORSE_THAN_CHANCE, figures
 from speakernet.evaluation.fitting import Fit, fit_scores
 from speakernet.evaluation.results import FEW_TARGETS, Results
 from speakernet.evaluation.scoring import VERIFYING, Plda, mean_embeddings, verifying_backend
-from speakernet.evaluation.several import (
-    SeveralRecordings,
-    fit_several_on_people,
-)
+from speakernet.evaluation.several import SeveralRecordings, fit_several_on_people
 from speakernet.evaluation.speakers import Speakers, speakers_of
 from speakernet.files import atomic_write, check_writable, sha256_of
 from speakernet.inference.people import PeopleStore, Voices, voices_of
@@ -47,11 +45,30 @@ from speakernet.terminal import MAX_NAMED, Bar, counted
 BLOCK_UTTERANCES = 64
 """Utterances written together; a kill loses at most one block."""
 BLOCKS_SUFFIX = ".parts"
-WAY = {"embedding": "whole", "wrapped": False}
 SWAPPED_EER_PERCENT = 75.0
 """Above this EER the network separates people, but the labels are swapped."""
 MAX_TRIALS = 20_000_000
 """Limit on comparisons of enrolled people; more take too much memory."""
+
+
+class EmbeddedFiles(NamedTuple):
+    """What `embed_files` did."""
+
+    num_embedded: int
+    """Embeddings in the file; 0 if it was not written, because parts are missing."""
+    num_kept: int
+    """Embeddings of this part that an earlier run made."""
+    problems: list[str]
+    """A sentence for each recording left out."""
+    missing: list[WorkPart]
+
+
+class Block(NamedTuple):
+    """Recordings whose embeddings are in one file."""
+
+    path: Path
+    key: str
+    names: StringTable
 
 
 def embed_files(
@@ -62,14 +79,10 @@ def embed_files(
     *,
     skips_broken: bool,
     part: WorkPart,
-) -> tuple[int, int, list[str], list[WorkPart]]:
+) -> EmbeddedFiles:
     """Write `names`, `embeddings` (recordings, dim) and `fingerprint` as a `.npz` of plain arrays.
 
     The speech alone is embedded if the source is a `SpokenSource`.
-
-    Returns:
-        The number of embeddings written, the number kept from an earlier run, a sentence for each
-        recording left out, and the missing parts; `out` is not written while parts are missing.
     """
     if out.suffix != ".npz" or out.is_dir():
         raise ValueError(f"--out {out}: expected a file name ending in .npz")
@@ -85,53 +98,26 @@ def embed_files(
     # they were embedded and by which network; a block of anything else is made again. Several
     # processes may each take a part of the blocks; whoever finds all of them joins them.
     folder = out.with_name(out.name + BLOCKS_SUFFIX)
-    way = {**WAY, "channel": source.requested} if isinstance(source, ChosenChannels) else WAY
-    blocks: list[tuple[Path, str, StringTable]] = []
-    for start in range(0, len(rows), BLOCK_UTTERANCES):
-        block = names.take(np.array(rows[start : start + BLOCK_UTTERANCES]))
-        key = store_key(verifier.fingerprint, block, source.lookup_table(block), way)
-        blocks.append((folder / f"{len(blocks):06d}.npz", key, block))
+    names = names.take(np.array(rows, dtype=np.int64))
     # Every process plans all blocks, so that the one that finishes last can join them.
-    own_blocks = share(blocks, part.number, part.count)
-    num_kept = 0
-    with Bar("embedding", sum(len(block) for _, _, block in own_blocks), "utterance") as bar:
-        for path, key, block in own_blocks:
-            # Read here only to check that it is complete, and again below, where all blocks are
-            # joined.
-            if load_embeddings(path, key) is not None:
-                num_kept += len(block)
-            else:
-                left_out = problems if skips_broken else None
-                embedded = _embed_block(verifier, source, block, left_out)
-                save_embeddings(path, key, block, Kept(embedded))
-            bar.update(len(block))
-    kept = [load_embeddings(path, key) for path, key, _ in blocks]
+    blocks = _plan_blocks(verifier, source, names, folder)
+    left_out = problems if skips_broken else None
+    num_kept = _embed_blocks(verifier, source, share(blocks, part.number, part.count), left_out)
+    embedded = []
     missing = []
     for number in range(1, part.count + 1):
-        if any(values is None for values in share(kept, number, part.count)):
+        blocks_of_part = share(blocks, number, part.count)
+        kept = [load_embeddings(block.path, block.key) for block in blocks_of_part]
+        if None in kept:
             missing.append(WorkPart(number, part.count))
+        embedded += [block.embeddings for block in kept if block is not None]
     if missing:
-        return 0, num_kept, problems, missing
-    empty = np.empty((0, verifier.embedding_dim), dtype=np.float32)
-    embeddings = np.concatenate([empty, *(block.embeddings for block in kept if block)])
-    # Rows of NaN are recordings that --skip-broken left out (`_embed_block`).
-    is_there = np.isfinite(embeddings).all(axis=1)
-    if not is_there.any():
-        raise AudioError(
-            f"none of the recordings could be embedded: {'; '.join(problems[:MAX_NAMED])}"
-        )
-    there = names.take(np.array(rows)[is_there])
-    with atomic_write(out, "wb") as file:
-        np.savez(
-            file,
-            names=np.array(list(there)),
-            embeddings=embeddings[is_there],
-            fingerprint=np.array(verifier.fingerprint),
-        )
+        return EmbeddedFiles(0, num_kept, problems, missing)
+    num_embedded = _write_embeddings(out, verifier, names, embedded, problems)
     if part == WHOLE:
         # With several parts, another process may be reading the same blocks.
         shutil.rmtree(folder, ignore_errors=True)
-    return len(there), num_kept, problems, missing
+    return EmbeddedFiles(num_embedded, num_kept, problems, missing)
 
 
 def _find_embeddable(
@@ -153,12 +139,47 @@ def _find_embeddable(
     return rows, problems
 
 
+def _plan_blocks(
+    verifier: SpeakerVerifier, source: AudioSource, names: StringTable, folder: Path
+) -> list[Block]:
+    # How recordings are embedded, for the keys.
+    settings: dict[str, Any] = {"embedding": "whole", "wrapped": False}
+    if isinstance(source, ChosenChannels):
+        settings["channel"] = source.requested
+    blocks: list[Block] = []
+    for start in range(0, len(names), BLOCK_UTTERANCES):
+        block = names.take(np.arange(len(names))[start : start + BLOCK_UTTERANCES])
+        key = store_key(verifier.fingerprint, block, source.lookup_table(block), settings)
+        blocks.append(Block(folder / f"{len(blocks):06d}.npz", key, block))
+    return blocks
+
+
+def _embed_blocks(
+    verifier: SpeakerVerifier,
+    source: AudioSource,
+    blocks: Sequence[Block],
+    left_out: list[str] | None,
+) -> int:
+    """Embed the blocks that no earlier run has; the number of recordings in the others."""
+    num_kept = 0
+    with Bar("embedding", sum(len(block.names) for block in blocks), "utterance") as bar:
+        for path, key, names in blocks:
+            # Only to check that it is complete; it is read again when all are joined.
+            if load_embeddings(path, key) is not None:
+                num_kept += len(names)
+            else:
+                embeddings = _embed_block(verifier, source, names, left_out)
+                save_embeddings(path, key, names, Kept(embeddings))
+            bar.update(len(names))
+    return num_kept
+
+
 def _embed_block(
     verifier: SpeakerVerifier,
     source: AudioSource,
     names: StringTable | Sequence[str],
     left_out: list[str] | None,
-) -> np.ndarray:
+) -> ndarray:
     """Embeddings (recordings, dim).
 
     A recording that cannot be embedded gets a NaN row and a sentence in `left_out`; without this
@@ -174,12 +195,38 @@ def _embed_block(
     except AudioError as error:
         if left_out is None:
             raise
-        # The error does not say which recording of a batch is broken, so they are tried again one
-        # by one. That is slow, but only happens to blocks with a broken recording.
         if len(names) == 1:
             left_out.append(str(error))
             return np.full((1, verifier.embedding_dim), np.nan, dtype=np.float32)
+    # The error does not say which recording of a batch is broken, so they are tried again one by
+    # one. That is slow, but only happens to blocks with a broken recording.
     return np.concatenate([_embed_block(verifier, source, [name], left_out) for name in names])
+
+
+def _write_embeddings(
+    out: Path,
+    verifier: SpeakerVerifier,
+    names: StringTable,
+    blocks: Sequence[ndarray],
+    problems: list[str],
+) -> int:
+    """Join the embeddings of all blocks in a file; returns their number."""
+    empty = np.empty((0, verifier.embedding_dim), dtype=np.float32)
+    embeddings = np.concatenate([empty, *blocks])
+    # Rows of NaN are recordings that --skip-broken left out (`_embed_block`).
+    rows = np.flatnonzero(np.isfinite(embeddings).all(axis=1))
+    if not len(rows):
+        raise AudioError(
+            f"none of the recordings could be embedded: {'; '.join(problems[:MAX_NAMED])}"
+        )
+    with atomic_write(out, "wb") as file:
+        np.savez(
+            file,
+            names=np.array(list(names.take(rows))),
+            embeddings=embeddings[rows],
+            fingerprint=np.array(verifier.fingerprint),
+        )
+    return len(rows)
 
 
 def calibrate_on_trials(
@@ -190,11 +237,13 @@ def calibrate_on_trials(
     out: Path | None = None,
     measures: Sequence[str] | None = None,
 ) -> tuple[Fit, Results, Path | None]:
-    """Fit on a labelled list and write into the model file or `out`; returns the fit, its figures
-    and any backup.
+    """Fit on a labelled list and write the result into the model file, or into `out`.
 
-    With quality measures a second fit is written, which decisions use; None: with durations, if
-    that lowers Cllr for speakers left out of the fit.
+    With quality measures a second fit is written, which decisions use. If `measures` is None, it is
+    one with durations, provided that it lowers Cllr for speakers left out of the fit.
+
+    Returns:
+        The fit, its figures and, if the model file was changed, its backup.
     """
     check_writable(out or verifier.name)
     trials = read_trials(trials_path)
@@ -243,8 +292,8 @@ def calibrate_on_people(
             verifier.embedding_net, *cohort, way, Forward(verifier.device), description="cohort"
         )
     strangers = mean_embeddings(strangers, verifier.mean)
-    # Scores against several recordings vary less than those against one, so that scale is fitted
-    # first and the trials are scored with it.
+    # Scores against several recordings vary less than those against one, so their scale is fitted
+    # first, and the trials are scored with it.
     voices = _voices_to_calibrate_on(store, verifier, len(strangers))
     several = (
         fit_several_on_people(voices.units, voices.owners, verifier.plda) or verifier.rule.several
@@ -288,12 +337,8 @@ def _voices_to_calibrate_on(
 
 
 def _make_trials(
-    voices: Voices,
-    strangers: np.ndarray,
-    plda: Plda | None,
-    several: SeveralRecordings,
-    path: Path,
-) -> tuple[TrialList, np.ndarray, Speakers]:
+    voices: Voices, strangers: ndarray, plda: Plda | None, several: SeveralRecordings, path: Path
+) -> tuple[TrialList, ndarray, Speakers]:
     """Trials of all recordings and strangers against all people, scored as in `identify`; a
     recording is left out of its own person's mean.
     """
@@ -301,15 +346,15 @@ def _make_trials(
     # its own person are wrong there: the mean of the person contains the recording itself, whose
     # cosine with itself is 1. So its share is taken out of the mean score and of the length of the
     # mean, rather than scoring every recording against a mean of its own.
-    owner = voices.owners
+    owners = voices.owners
     num_people = len(voices.names)
     tests = np.concatenate([voices.units, strangers])
     means = voices.mean_scores(tests, plda)  # (tests, people)
     squared_lengths = np.broadcast_to(voices.squared_lengths, means.shape).copy()
     # A recording is compared with its person's other recordings, of which there must be one.
-    rows = np.flatnonzero(np.bincount(owner)[owner] > 1)
-    people = owner[rows]
-    # The cosine of a recording with itself is 1.
+    has_others = np.bincount(owners)[owners] > 1
+    rows = np.flatnonzero(has_others)
+    people = owners[rows]
     with_itself = np.ones(len(rows), dtype=np.float32)
     if plda is not None:
         with_itself = plda.trial_scores(voices.units, rows, rows)
@@ -321,11 +366,13 @@ def _make_trials(
     # A person with a single recording has nothing left to be compared with, but is still a
     # non-target for everybody else.
     is_kept = np.ones(scores.shape, dtype=bool)
-    is_kept[np.arange(len(owner)), owner] = np.bincount(owner)[owner] > 1
+    is_kept[np.arange(len(owners)), owners] = has_others
     test, enrol = np.nonzero(is_kept)
+    # People come first in the names of the trials, then the tests.
+    test += num_people
     # Speakers for the intervals, which draw speakers because scores of one person depend on each
     # other. Each stranger is a speaker of its own.
-    ids = np.concatenate([np.arange(num_people), owner, num_people + np.arange(len(strangers))])
+    ids = np.concatenate([np.arange(num_people), owners, num_people + np.arange(len(strangers))])
     names = [f"person {row}" for row in range(num_people)]
     names += [f"test {row}" for row in range(len(tests))]
     rule = f"people of {path.name}"
@@ -334,8 +381,8 @@ def _make_trials(
     trials = TrialList(
         StringTable.from_strings(names),
         enrol.astype(np.int32),
-        (test + num_people).astype(np.int32),
-        (ids[test + num_people] == enrol).astype(np.int8),
+        test.astype(np.int32),
+        (ids[test] == enrol).astype(np.int8),
         str(path),
         sha256_of(path),
     )
@@ -348,18 +395,19 @@ def _write(
 ) -> tuple[Fit, Results, Path | None]:
     """Write the fits and return the first; ValueError if a fit on more pairs would be lost."""
     fit = fits[0]
-    # A calibration on more pairs is not replaced unless it is asked for; with --out both are kept.
-    replaced = fit.replaced(verifier.contents) if out is None else None
-    num_old = (replaced or {}).get("num_targets", 0)
-    num_pairs = fit.origin.get("num_targets", 0)
-    if num_pairs < min(FEW_TARGETS, num_old):
+    num_old = 0
+    # With --out, the model file keeps its calibration.
+    if out is None and (replaced := fit.replaced(verifier.contents)):
+        num_old = replaced.get("num_targets", 0)
+    num_new = fit.origin.get("num_targets", 0)
+    if num_new < min(FEW_TARGETS, num_old):
         raise ValueError(
             f"{verifier.name} was calibrated on {num_old:,} same-speaker pairs, but the new "
-            f"calibration has only {num_pairs}. Nothing was written; to keep both, write to a "
+            f"calibration has only {num_new}. Nothing was written; to keep both, write to a "
             "different file with --out"
         )
     changes: dict[str, Any] = {}
-    for each in fits:
+    for added in fits:
         # Each fit is added to those already in the file, including the previous ones of this loop.
-        changes |= each.changes({**verifier.contents, **changes})
+        changes |= added.changes({**verifier.contents, **changes})
     return fit, results, update_model_file(verifier.name, changes, out=out)

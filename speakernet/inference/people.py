@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
 from speakernet.evaluation.scoring import WHOLE, Plda, mean_embeddings
 from speakernet.evaluation.several import NOT_STRETCHED, SeveralRecordings
@@ -81,7 +82,7 @@ class StoreModel:
     """Name of its file, for messages."""
     speech: str = WHOLE.speech
     """What is embedded: `detected` speech or `whole` recordings."""
-    mean: np.ndarray | None = None
+    mean: ndarray | None = None
     """(dim,) subtracted before scoring; None subtracts nothing."""
     plda: Plda | None = None
     """Replaces the cosine as the score."""
@@ -99,36 +100,36 @@ class Voices:
 
     names: list[str]
     """Of the people."""
-    starts: np.ndarray
+    starts: ndarray
     """First recording of each person, (people,)."""
-    units: np.ndarray
+    units: ndarray
     """(recordings, dim), unit length."""
-    weights: np.ndarray
+    weights: ndarray
     """(recordings,)."""
 
     @property
-    def owners(self) -> np.ndarray:
+    def owners(self) -> ndarray:
         """The person of each recording, (recordings,)."""
         counts = np.diff(np.append(self.starts, len(self.units)))
         return np.repeat(np.arange(len(self.names)), counts)
 
     @functools.cached_property
-    def totals(self) -> np.ndarray:
+    def totals(self) -> ndarray:
         """Sums of weights, (people,)."""
         return np.add.reduceat(self.weights, self.starts)
 
     @functools.cached_property
-    def means(self) -> np.ndarray:
+    def means(self) -> ndarray:
         """Weighted means of the units, (people, dim)."""
         sums = np.add.reduceat(self.units * self.weights[:, None], self.starts, axis=0)
         return np.asarray(sums / self.totals[:, None])
 
     @functools.cached_property
-    def squared_lengths(self) -> np.ndarray:
+    def squared_lengths(self) -> ndarray:
         """Of these means, (people,)."""
         return np.asarray(np.square(self.means).sum(axis=1))
 
-    def mean_scores(self, tests: np.ndarray, plda: Plda | None) -> np.ndarray:
+    def mean_scores(self, tests: ndarray, plda: Plda | None) -> ndarray:
         """Mean scores, (tests, people), of embeddings (tests, dim) of unit length."""
         if plda is None:
             return tests @ self.means.T
@@ -169,7 +170,7 @@ class StoredRecording:
     """
 
     name: str
-    embedding: np.ndarray
+    embedding: ndarray
     weight: float
     source: str = ""
     seconds: float = 0.0
@@ -249,8 +250,8 @@ class PeopleStore(contextlib.AbstractContextManager):
     def enroll(
         self,
         name: str,
-        embeddings: np.ndarray,
-        weights: Sequence[float] | np.ndarray | None = None,
+        embeddings: ndarray,
+        weights: Sequence[float] | ndarray | None = None,
     ) -> int:
         """Add embeddings of a new or known person; returns how many the person has now.
 
@@ -293,7 +294,7 @@ class PeopleStore(contextlib.AbstractContextManager):
             self._insert(connection, recordings)
             return _count(connection, recordings[0].name)
 
-    def identify(self, embedding: np.ndarray, top: int = TOP) -> list[tuple[str, float]]:
+    def identify(self, embedding: ndarray, top: int = TOP) -> list[tuple[str, float]]:
         """The nearest people with their scores, best first; empty for an empty store.
 
         Args:
@@ -399,14 +400,14 @@ class PeopleStore(contextlib.AbstractContextManager):
             raise self._nobody(name)
         content = {**self.facts, "recordings": list(map(vars, recordings))}
         with atomic_write(path) as file:
-            json.dump(content, file, default=np.ndarray.tolist, ensure_ascii=False, indent=1)
+            json.dump(content, file, default=ndarray.tolist, ensure_ascii=False, indent=1)
         # Embeddings are personal data, and an export is not encrypted.
         path.chmod(PRIVATE)
         return len(recordings)
 
     def reembed(
         self,
-        embed: Callable[[StoredRecording], np.ndarray],
+        embed: Callable[[StoredRecording], ndarray],
         model: StoreModel,
         *,
         drops_missing: bool = False,
@@ -652,7 +653,7 @@ class PeopleStore(contextlib.AbstractContextManager):
             finally:
                 half.unlink(missing_ok=True)
 
-    def _checked(self, embedding: np.ndarray) -> np.ndarray:
+    def _checked(self, embedding: ndarray) -> ndarray:
         """The embedding as float32, (dim,), or StoreError."""
         row = np.asarray(embedding, dtype=np.float32).reshape(-1)
         if row.shape != (self._dim,) or not np.isfinite(row).all():
@@ -668,7 +669,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         )
 
 
-def voices_of(recordings: Sequence[StoredRecording], mean: np.ndarray | None) -> Voices:
+def voices_of(recordings: Sequence[StoredRecording], mean: ndarray | None) -> Voices:
     """The voices of recordings that are grouped by person, after subtracting a mean, (dim,)."""
     if not recordings:
         return NOBODY

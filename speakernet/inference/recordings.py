@@ -31,7 +31,7 @@ from speakernet.data.audio import (
     parse_riff,
     read_audio,
 )
-from speakernet.data.folders import LeftOut, UnicodeNames, find_recordings
+from speakernet.data.folders import LeftOut, UnicodeNames, walk_recordings
 from speakernet.data.levels import SILENT_DB, frame_powers, power_ratio_db
 from speakernet.data.lists import ListError, StringTable
 from speakernet.data.names import advice_on_name
@@ -298,7 +298,7 @@ def _files_of(argument: str, lines: Iterable[str]) -> Iterable[str]:
         return _listed(lines, "standard input", Path())
     if path.is_dir():
         left_out = LeftOut()
-        names = find_recordings(path, left_out)
+        names = sorted(walk_recordings(path, left_out))
         if not names:
             content = f"only {left_out}" if left_out.counts else "nothing"
             content = kaldi_advice(path) or content

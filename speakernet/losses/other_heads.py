@@ -47,8 +47,8 @@ class SphereFace2(ClassificationLoss):
         # for each utterance. `positive_weight` keeps the one yes from drowning among thousands of
         # noes. There is no softmax, so speakers do not compete, and a shard only needs the sum.
         with torch.autocast(embeddings.device.type, enabled=False):
-            rows = functional.normalize(self.classes.shared(embeddings.float()))
-            cosine = functional.linear(rows, functional.normalize(self.weight))  # (batch, classes)
+            units = functional.normalize(self.classes.shared(embeddings.float()))
+            cosine = functional.linear(units, functional.normalize(self.weight))  # (batch, classes)
             label_column = self.classes.own(labels)
             bias = self.classes.shared(self.bias)
             own_cosine = label_column.of(cosine)  # (batch, 1)
@@ -72,8 +72,9 @@ class SphereFace2(ClassificationLoss):
         if is_own:
             # Past pi - margin the angle would wrap around; the result then falls linearly in the
             # cosine.
-            lowest, _ = cosine_and_sine(margin)
-            rotated = torch.where(cosine > -lowest, rotated, cosine - 1.0 + lowest)
+            margin_cosine, _ = cosine_and_sine(margin)
+            is_within = cosine > -margin_cosine
+            rotated = torch.where(is_within, rotated, cosine - 1.0 + margin_cosine)
         return self.scale * self._spread(rotated) + bias
 
     def _spread(self, cosine: Tensor) -> Tensor:
@@ -111,18 +112,18 @@ class HAMSoftmax(ClassificationLoss):
         """Negative scaled distances, with the margin added to the distance at the label."""
         # In the ball distances grow towards the edge: there is space for many speakers far from
         # each other, with what they have in common near the origin.
-        points, points_edge = self._project(embeddings)
-        centers, centers_edge = self._project(self.weight)
+        points, points_to_edge = self._project(embeddings)
+        centres, centres_to_edge = self._project(self.weight)
         # |x|² + |y|² - 2 x y instead of all differences: (batch, classes), not (batch, classes,
         # dim).
         squares = (
             points.square().sum(dim=1, keepdim=True)
-            + centers.square().sum(dim=1)
-            - 2.0 * points @ centers.T
+            + centres.square().sum(dim=1)
+            - 2.0 * points @ centres.T
         )
-        from_edge = (points_edge * centers_edge.T).clamp(min=EPSILON)
-        # The clamp keeps distances above a few thousandths.
-        distances = (1.0 + 2.0 * squares / from_edge).clamp(min=1.0 + EPSILON).acosh()
+        to_edge = (points_to_edge * centres_to_edge.T).clamp(min=EPSILON)
+        # No distance is below 0.004, because of the slope at 0.
+        distances = (1.0 + 2.0 * squares / to_edge).clamp(min=1.0 + EPSILON).acosh()
         label_column = self.classes.own(labels)
         widened = label_column.of(distances) + self.margin
         return -self.scale * label_column.replaced(distances, widened)

@@ -1,6 +1,7 @@
 """Attentive poolings: a small network computes the weights of the frames."""
 
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +10,18 @@ from speakernet.frontend.features import Lengths
 from speakernet.models.layers import mask_frames
 from speakernet.models.options.poolings import MultiQueryPoolingOptions
 from speakernet.models.pooling import Pooling, mean_and_variance
+
+
+class Variances(NamedTuple):
+    """How weighted variances are computed, and their bounds."""
+
+    floor: float = 1e-5
+    ceiling: float | None = None
+    is_centred: bool = False
+    """Mean squares of the deviations, as in SpeechBrain; otherwise differences of squares."""
+
+
+VARIANCES = Variances()
 
 
 class SelfAttentivePooling(Pooling):
@@ -54,7 +67,7 @@ class AttentiveStatisticsPooling(SelfAttentivePooling):
 
     def forward(self, frames: Tensor, lengths: Lengths = None) -> Tensor:
         """Weighted means, then weighted standard deviations, (batch, 2 channels)."""
-        return weighted_statistics(frames, self.weights(frames, lengths), floor=1e-5)
+        return weighted_statistics(frames, self.weights(frames, lengths), VARIANCES)
 
 
 class ChannelAttentivePooling(Pooling):
@@ -82,19 +95,13 @@ class ChannelAttentivePooling(Pooling):
         one_weight: bool = False,
         relu_norm: bool = True,
         tanh: bool = False,
-        floor: float = 1e-5,
-        ceiling: float | None = None,
-        speechbrain_variances: bool = False,
+        variances: Variances = VARIANCES,
         bottleneck: int = BOTTLENECK,
     ) -> None:
         super().__init__(2 * channels if with_deviation else channels)
         self.with_deviation = with_deviation
         self.with_context = with_context
-        self.floor = floor
-        self.ceiling = ceiling
-        # The other toolkits divide the context's variance by n - 1 and compute variances as
-        # differences of squares.
-        self.speechbrain_variances = speechbrain_variances
+        self.variances = variances
         self.squeeze = nn.Conv1d(3 * channels if with_context else channels, bottleneck, 1)
         self.norm = nn.BatchNorm1d(bottleneck) if relu_norm else None
         self.tanh = tanh
@@ -114,16 +121,16 @@ class ChannelAttentivePooling(Pooling):
         weights = softmax_over_frames(self.expand(hidden), lengths)
         if not self.with_deviation:
             return (frames * weights).sum(dim=2)
-        return weighted_statistics(
-            frames, weights, self.floor, self.ceiling, self.speechbrain_variances
-        )
+        return weighted_statistics(frames, weights, self.variances)
 
     def _add_context(self, frames: Tensor, lengths: Lengths) -> Tensor:
         """Input of the attention, (batch, channels or 3 channels, frames)."""
         if not self.with_context:
             return frames
-        mean, variance = mean_and_variance(frames, lengths, not self.speechbrain_variances)
-        deviation = variance.clamp(self.floor, self.ceiling).sqrt()
+        floor, ceiling, is_centred = self.variances
+        # SpeechBrain divides the context's variance by n, the other toolkits by n - 1.
+        mean, variance = mean_and_variance(frames, lengths, not is_centred)
+        deviation = variance.clamp(floor, ceiling).sqrt()
         # The same at every frame: is this frame unusual for this utterance?
         context = torch.cat((mean, deviation), dim=1).unsqueeze(2)  # (batch, 2 channels, 1)
         return torch.cat((frames, context.expand(-1, -1, frames.shape[2])), dim=1)
@@ -133,17 +140,22 @@ class ChannelAttentivePooling(Pooling):
 ChannelSelfAttentivePooling = partial(ChannelAttentivePooling, with_deviation=False)
 # ECA of RawNet3, with the bounds of its `clamp(min=1e-4, max=1e4)`.
 ContextAttentivePooling = partial(
-    ChannelAttentivePooling, with_context=True, floor=1e-4, ceiling=1e4
+    ChannelAttentivePooling, with_context=True, variances=Variances(1e-4, 1e4)
 )
 # ASP of RawNet3: one weight per frame.
 ContextFramePooling = partial(ContextAttentivePooling, one_weight=True)
 # ASTP of wespeaker: tanh instead of ReLU and norm.
-TanhAttentivePooling = partial(ChannelAttentivePooling, relu_norm=False, tanh=True, floor=1e-7)
+TanhAttentivePooling = partial(
+    ChannelAttentivePooling, relu_norm=False, tanh=True, variances=Variances(1e-7)
+)
 # ASTP of wespeaker with global context.
 GlobalAttentivePooling = partial(TanhAttentivePooling, with_context=True)
 # The pooling of SpeechBrain's ECAPA-TDNN: ReLU and batch norm before the tanh.
 NormedAttentivePooling = partial(
-    ChannelAttentivePooling, with_context=True, tanh=True, floor=1e-12, speechbrain_variances=True
+    ChannelAttentivePooling,
+    with_context=True,
+    tanh=True,
+    variances=Variances(1e-12, is_centred=True),
 )
 
 
@@ -184,7 +196,7 @@ class MultiQueryPooling(Pooling):
         for query in self.queries:
             for group, head in zip(groups, query, strict=True):  # type: ignore[call-overload]
                 weights = softmax_over_frames(head(group), lengths)
-                statistics.append(weighted_statistics(group, weights, floor=1e-7))
+                statistics.append(weighted_statistics(group, weights, Variances(1e-7)))
         return torch.cat(statistics, dim=1)
 
 
@@ -206,20 +218,14 @@ def softmax_over_frames(logits: Tensor, lengths: Lengths) -> Tensor:
     return mask_frames(logits, lengths, -torch.inf).softmax(dim=-1)
 
 
-def weighted_statistics(
-    frames: Tensor,
-    weights: Tensor,
-    floor: float,
-    ceiling: float | None = None,
-    is_centred: bool = False,
-) -> Tensor:
+def weighted_statistics(frames: Tensor, weights: Tensor, variances: Variances) -> Tensor:
     """Means and standard deviations under weights that sum to one over frames, (batch, 2
     channels).
     """
     mean = (frames * weights).sum(dim=2)  # (batch, channels)
-    if is_centred:
+    if variances.is_centred:
         variance = ((frames - mean.unsqueeze(2)).square() * weights).sum(dim=2)
     else:
         variance = (frames.square() * weights).sum(dim=2) - mean.square()
     # A difference of squares can round below zero, and the root's gradient at zero is infinite.
-    return torch.cat((mean, variance.clamp(floor, ceiling).sqrt()), dim=1)
+    return torch.cat((mean, variance.clamp(variances.floor, variances.ceiling).sqrt()), dim=1)

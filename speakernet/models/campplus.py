@@ -53,7 +53,7 @@ class CAMPPlus(Trunk):
         # Three strides of 2 along mels, each rounding up.
         num_rows = -(-num_features // 8)
         self.conv_in = FrameConvolution(
-            HEAD_CHANNELS * num_rows, INITIAL_CHANNELS, 5, 2, bias=False
+            HEAD_CHANNELS * num_rows, INITIAL_CHANNELS, kernel=5, stride=2, bias=False
         )
         self.norm_in = nn.BatchNorm1d(INITIAL_CHANNELS)
         channels = INITIAL_CHANNELS
@@ -86,7 +86,7 @@ class CAMPPlus(Trunk):
         hidden = hidden.flatten(1, 2)  # (batch, 32 x mels / 8, frames)
         hidden = relu(self.norm_in(self.conv_in(hidden, lengths)))  # (batch, 128, frames / 2)
         lengths = valid_length(lengths, 1, 2)
-        # The same in all 52 layers, so counted once: on a GPU each operation is a launch.
+        # The same in all 52 layers, so computed once: every operation on a GPU costs a launch.
         counts = frames_of_segments(hidden, lengths)
         for block, transition in zip(self.dense, self.transitions, strict=True):
             hidden = transition(block(hidden, counts, lengths))
@@ -164,13 +164,14 @@ def frames_of_segments(features: Tensor, lengths: Lengths) -> Tensor:
     """
     num_frames = features.shape[2]
     # Not a negated floor division: exported graphs divide towards zero.
-    # torch's exporter would fix the number of segments to its example's. One more, pooled without
-    # reshaping, avoids it.
     num_segments = (num_frames + SEGMENT_FRAMES - 1) // SEGMENT_FRAMES
+    # torch's exporter would fix the number of segments to that of its example. With one more, and
+    # pooling instead of reshaping in `mean_contexts`, it does not.
     num_segments += torch.compiler.is_exporting()
     starts = SEGMENT_FRAMES * torch.arange(num_segments, device=features.device)
-    # The last segment ends with the utterance: (segments,) or (batch, segments) frames are left.
-    left = (num_frames if lengths is None else lengths.unsqueeze(1)) - starts
+    # The last segment ends with the utterance.
+    ends = num_frames if lengths is None else lengths.unsqueeze(1)
+    left = ends - starts  # (segments,) or (batch, segments)
     return left.clamp(1, SEGMENT_FRAMES).unsqueeze(-2)
 
 

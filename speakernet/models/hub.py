@@ -100,10 +100,9 @@ def _warn_of_changes(name: str, revision: str, folder: Path, patterns: Sequence[
         if digest != first_digest:
             digests = f"SHA-256 {digest} instead of {first_digest}"
             logger.warning(
-                "%s (%s): %s has changed since it was first fetched, and so may results (%s); give "
+                "%s: %s has changed since it was first fetched, and so may results (%s); give "
                 "a commit as the revision to keep one version, or remove %s to accept the new one",
-                name,
-                revision,
+                f"{name} ({revision})",
                 file_name,
                 digests,
                 note,

@@ -9,6 +9,7 @@ from torch import nn
 
 from speakernet.models.options.pretrained import PretrainedOptions
 
+# The linear layers that `lora_targets: auto` adapts, by the backbone's model_type.
 TARGETS = {
     "wav2vec2-bert": ["linear_q", "linear_v"],
     "wavlm": ["intermediate_dense", "output_dense"],
@@ -36,17 +37,17 @@ def layers_to_adapt(backbone: nn.Module, options: PretrainedOptions) -> list[str
     layer.
     """
     kind = str(backbone.config.model_type)  # type: ignore[union-attr]
-    targets = options.lora_targets
+    targets = list(options.lora_targets)
     if targets == ["auto"]:
         targets = TARGETS.get(kind, DEFAULT_TARGETS)
-    linear = set()
+    supported = set()
     for name, module in backbone.encoder.named_modules():  # type: ignore[union-attr]
         is_bypassed = kind == "wavlm" and name.endswith(WAVLM_ATTENTION)
         if isinstance(module, nn.Linear) and not is_bypassed:
-            linear.add(name.rpartition(".")[2])
-    if unknown := [name for name in targets if name not in linear]:
+            supported.add(name.rpartition(".")[2])
+    if unknown := [name for name in targets if name not in supported]:
         raise ValueError(
             f"model.options.lora_targets: {unknown[0]} matches no linear layer of this {kind} that "
-            f"supports adapters; expected {', '.join(sorted(linear))}"
+            f"supports adapters; expected {', '.join(sorted(supported))}"
         )
     return targets

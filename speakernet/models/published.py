@@ -39,6 +39,7 @@ verifier.verify("a.wav", "b.wav", threshold=0.4)
 ```
 """
 NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+(@[\w.-]+)?")
+"""A hub repository, OWNER/NAME or OWNER/NAME@REVISION."""
 IN_CARD = (
     "licence",
     "trained_on",
@@ -49,6 +50,8 @@ IN_CARD = (
     "best_eer_percent",
     "epoch",
 )
+"""Entries of a model file's training summary that the card shows."""
+NO_LICENCE = "not given"
 
 
 @functools.cache
@@ -61,10 +64,10 @@ def find_in_repository(
     name: str, repository: str, revision: str, files: Sequence[str]
 ) -> tuple[Path, str]:
     """The first of `files` that a hub repository has, as a path in the hub's cache, and the hub's
-    SHA-256 of it.
+    SHA-256 of it, empty if unknown.
     """
-    what = name if name == repository else f"{name}: {repository}"
-    folder = hub.snapshot(repository, revision, files, what)
+    in_messages = name if name == repository else f"{name}: {repository}"
+    folder = hub.snapshot(repository, revision, files, in_messages)
     # Repositories do not all use the same name for their weights.
     paths = [folder / name_of_file for name_of_file in files]
     file = next((path for path in paths if path.is_file()), None)
@@ -77,35 +80,34 @@ def find_in_repository(
     return file, blob if re.fullmatch("[0-9a-f]{64}", blob) else ""
 
 
-def check_digest(file: Path, expected: str, name: str) -> str:
+def verify_digest(file: Path, expected: str, name: str) -> str:
     """The file's SHA-256; if it differs from `expected` (unless that is empty), move the file aside
     and refuse it.
     """
-    found = sha256_of(file)
-    if expected and found != expected:
+    digest = sha256_of(file)
+    if expected and digest != expected:
         content = file.resolve()
         # Kept, because it may be a newer file of the publisher, and fetching it again takes long.
         aside = content.rename(free_name(content, "wrong"))
         # In the hub's cache, the file is a link to its content.
         file.unlink(missing_ok=True)
         raise CheckpointError(
-            f"{name}: {file.name} has SHA-256 {found} instead of {expected} and was moved to "
+            f"{name}: {file.name} has SHA-256 {digest} instead of {expected} and was moved to "
             f"{aside}. Fetch it again; if it still differs, the publisher has replaced the file"
         )
-    return found
+    return digest
 
 
 def convert(name: str, entry: Mapping[str, Any], file: Path, digest: str) -> dict[str, Any]:
     """The contents of a model file, from the checkpoint of a catalogue entry with this SHA-256."""
-    net, _ = import_network(
-        PUBLISHED[entry["importer"]], entry["model"], read_checkpoint(file), file
-    )
+    importer = entry["importer"]
+    net, _ = import_network(PUBLISHED[importer], entry["model"], read_checkpoint(file), file)
     facts = {
-        "imported_from": entry["importer"],
+        "imported_from": importer,
         "name": name,
         "sha256": digest,
         "address": f"{entry['hub']}/{file.name}" if "hub" in entry else entry["url"],
-        "licence": entry.get("licence", "not given"),
+        "licence": entry.get("licence", NO_LICENCE),
         "trained_on": entry["trained_on"],
         "published_eer_percent": entry.get("eer", {}),
     }
@@ -123,6 +125,7 @@ def push(path: str | Path, name: str, *, licence: str, is_private: bool) -> str:
     if licence:
         summary["licence"] = licence
     facts = [f"- {key.replace('_', ' ')}: {summary[key]}" for key in IN_CARD if summary.get(key)]
+    shown_licence = summary.get("licence", NO_LICENCE)
     card = CARD.format(
         name=name,
         title=name.partition("/")[2],
@@ -130,7 +133,7 @@ def push(path: str | Path, name: str, *, licence: str, is_private: bool) -> str:
         dim=net.embedding_dim,
         rate=net.sample_rate,
         parameters=net.num_parameters,
-        licence=summary.get("licence", "not given").lower().replace("not given", "unknown"),
+        licence="unknown" if shown_licence == NO_LICENCE else shown_licence.lower(),
         facts="\n".join(facts),
     )
     files: dict[str, bytes | Path] = {MODEL_FILE: Path(path), "README.md": card.encode()}

@@ -251,19 +251,19 @@ def joined(options: MachineOptions) -> Iterator[None]:
             torch_distributed.destroy_process_group()
 
 
-def request_everywhere(name: str, value: int) -> None:
-    """Store a number for every rank (see `requested`); does nothing in one process. Not a
+def pass_on_signal(number: int) -> None:
+    """Store the number of a signal for every rank; does nothing in one process. Not a
     collective.
     """
     if _heartbeat is not None:
-        _heartbeat.write(f"request/{name}", str(value))
+        _heartbeat.write("request/stop", str(number))
 
 
-def requested(name: str) -> int:
-    """A number stored by some rank; 0 if there is none, or in a single process. Not a
+def signal_of_others() -> int:
+    """The number that some rank passed on; 0 if there is none, or in a single process. Not a
     collective.
     """
-    return int(_heartbeat.read(f"request/{name}") or 0) if _heartbeat is not None else 0
+    return int(_heartbeat.read("request/stop") or 0) if _heartbeat is not None else 0
 
 
 def launch(count: int, port: int, arguments: Sequence[str]) -> int:

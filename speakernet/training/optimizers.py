@@ -243,10 +243,9 @@ class BufferGuard:
             for name, buffer in module.named_buffers():
                 if name.rpartition(".")[2] in STATISTICS:
                     self._buffers.setdefault(buffer.dtype, []).append(buffer)
-        self._copies = {
-            dtype: [buffer.clone() for buffer in buffers]
-            for dtype, buffers in self._buffers.items()
-        }
+        self._copies = {}
+        for dtype, buffers in self._buffers.items():
+            self._copies[dtype] = [buffer.clone() for buffer in buffers]
 
     def remember(self) -> None:
         """Copy the current values, for `restore`."""

@@ -11,12 +11,9 @@ from typing import Any
 from speakernet import distributed
 from speakernet.distributed import CommandEnd
 from speakernet.machine.threads import HANGUP, STOP_SIGNALS
-from speakernet.parallel.group import request_everywhere, requested
+from speakernet.parallel.group import pass_on_signal, signal_of_others
 
 logger = logging.getLogger(__name__)
-
-STOP = "stop"
-"""The key under which ranks share the number of a signal."""
 
 
 class Interrupted(CommandEnd, KeyboardInterrupt):
@@ -36,26 +33,28 @@ class StopRequest:
     ranks end after the same step.
     """
 
-    number: int = 0
-    """The signal that this process received; 0 if none."""
+    known: int = 0
+    """The number of the signal that this rank knows of, its own or another rank's; 0 if none."""
     agreed: int = 0
-    """The signal that ends the run, known to all ranks."""
+    """The number of the signal that ends the run, the same on all ranks; 0 if none."""
     _is_passed_on: bool = False
 
     def is_requested(self) -> bool:
-        """Whether this rank knows of a signal on any rank; for work that can stop at any moment."""
-        if not self.number:
-            # A signal may arrive during this query: an empty answer must not erase it.
-            if distributed.world_size() > 1 and (received := requested(STOP)):
-                self.number = received
-        elif not self._is_passed_on:
-            request_everywhere(STOP, self.number)
-            self._is_passed_on = True
-        return self.number != 0
+        """Whether any rank has a signal, which the ranks tell each other here; for work that can
+        stop at any moment.
+        """
+        if self.known:
+            if not self._is_passed_on:
+                pass_on_signal(self.known)
+                self._is_passed_on = True
+        # A signal may arrive during this query: an empty answer must not erase it.
+        elif received := signal_of_others():
+            self.known = received
+        return self.known != 0
 
     def agree(self) -> None:
         """Learn the signal of any rank; every rank calls it after the same step."""
-        self.agreed = self.agreed or max(distributed.gather_objects(self.number))
+        self.agreed = self.agreed or max(distributed.gather_objects(self.known))
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -75,10 +74,10 @@ class StopRequest:
                 signal.signal(number, handler)
 
     def _remember(self, number: int, _frame: Any) -> None:
-        if not self.number:
+        if not self.known:
             # The handler only records and logs it: it may have interrupted torch or a file write at
             # any line.
-            self.number = number
+            self.known = number
             logger.warning("stopping after this step; a second signal stops immediately")
         # A closing terminal may send SIGHUP twice, and a service manager sends it along with
         # SIGTERM.

@@ -23,7 +23,7 @@ from speakernet.checkpoint import CheckpointError
 from speakernet.files import error_line, reading
 from speakernet.machine.device import utilisation_monitor
 from speakernet.machine.threads import Stopped
-from speakernet.run_folder import CHECKPOINTS, held
+from speakernet.run_folder import CHECKPOINTS, lock_folder
 from speakernet.terminal import Bar, counted, duration
 from speakernet.training.checkpoints import (
     TENSOR_SECTIONS,
@@ -135,7 +135,7 @@ class Trainer:
         """Train to the end, resuming if the run was stopped; returns the summary."""
         with contextlib.ExitStack() as stack:
             if distributed.is_main():
-                stack.enter_context(held(self.store.folder))
+                stack.enter_context(lock_folder(self.store.folder))
             # Called in reverse order: the folder is released after the last write.
             stack.callback(self.store.wait)
             stack.callback(self.progress.close)
@@ -260,7 +260,7 @@ class Trainer:
         """
         seconds = 60 * self.options.save_minutes
         is_late = seconds > 0 and time.monotonic() - self._saved_at > seconds
-        return [self.stop.number != 0, is_late and distributed.is_main()]
+        return [self.stop.known != 0, is_late and distributed.is_main()]
 
     def judge_epoch(self) -> None:
         """Evaluate if due, write checkpoints, decide on early stopping."""

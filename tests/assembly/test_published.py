@@ -12,7 +12,7 @@ import torch
 import yaml
 
 import speakernet
-from speakernet.assembly.published import cached, fetch
+from speakernet.assembly.published import cache_path, fetch
 from speakernet.checkpoint import read_checkpoint
 from speakernet.cli import load_configuration, main
 from speakernet.files import sha256_of
@@ -116,7 +116,7 @@ def test_names_as_model_files(server, checkpoint, tmp_path, monkeypatch, capsys,
         r"redimnet/tiny +1\.5 +- +0\.3 M +1 MB +MIT +yes +nothing", listed[1]
     )
     loaded = load_configuration(["--config", "finetune", "--initial_model", "redimnet/tiny"])
-    assert loaded.config.training.initial_model == str(cached("redimnet/tiny"))
+    assert loaded.config.training.initial_model == str(cache_path("redimnet/tiny"))
     assert (loaded.config.model.name, loaded.config.frontend.num_mels) == (
         "ReDimNetB0",
         CASE["num_mels"],
@@ -139,8 +139,8 @@ def test_unexpected_content(server, checkpoint, tmp_path, capsys, succeed):
         del published.catalogue()[name]["sha256"]
         succeed(f"fetch {name}")
         # Without a published checksum, the checksum of the first fetch counts.
-        cached(name).unlink()
-        note = cached(name).with_suffix(".sha256")
+        cache_path(name).unlink()
+        note = cache_path(name).with_suffix(".sha256")
         assert note.read_text() == right
         note.write_text(wrong)
         assert wrong in refused(capsys, "fetch", name) and models_kept(tmp_path) == []
@@ -168,7 +168,7 @@ def test_names_that_cannot_be_fetched(server, tmp_path, monkeypatch, capsys, suc
     assert "give a model file" in refused(capsys, "verify", "a", "b", "--model", f"{tmp_path}/best")
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     succeed("fetch redimnet/tiny")
-    cached("redimnet/tiny").unlink()
+    cache_path("redimnet/tiny").unlink()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert main(["fetch", "redimnet/tiny"]) == 0, "the hub's cache has the checkpoint"

@@ -84,7 +84,7 @@ def test_options_work_together(tiny_corpus, tmp_path, sections):
 def test_resume_with_another_batch_size(tiny_corpus, tmp_path, caplog):
     config = tiny_config(tiny_corpus, training={"max_epochs": 1, "save_steps": 1})
     stopped, _, _ = ready(config, tmp_path)
-    stopped.stop.number = signal.SIGINT
+    stopped.stop.known = signal.SIGINT
     with pytest.raises(Interrupted):
         stopped.train()
     assert stopped.state.micro_batch == 1

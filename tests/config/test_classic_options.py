@@ -3,6 +3,7 @@ default.
 """
 
 import functools
+import operator
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,7 @@ CHOOSES = {
 
 
 def value_of(config, key):
-    return functools.reduce(getattr, key.split("."), config)
+    return functools.reduce(operator.getitem, key.split("."), config.model_dump())
 
 
 def loaded(text, tmp_path, *options):

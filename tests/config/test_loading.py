@@ -199,7 +199,7 @@ def test_configuration_of_an_earlier_version(tmp_path, caplog):
     saved["loss"]["classification"] |= {"teacher": "", "teacher_weight": 1.0}
     file = write(tmp_path, yaml.safe_dump(saved), "config.yaml")
     config = load_config(["--config", file]).config
-    assert config.training.trackers == ["tensorboard"] and config.loss == plain.loss
+    assert config.training.trackers == ("tensorboard",) and config.loss == plain.loss
     assert config.training.stages[1].augment == {}
     assert "loss.teacher: teacher.pt is ignored" in caplog.text
     assert "augment.warp_factors: [1.0, 1.1] is ignored" in caplog.text

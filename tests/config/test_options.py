@@ -64,7 +64,23 @@ def test_described_and_default_valid():
         assert len(description_of(owner, field)) > 8, f"{holder}.{field}"
         default = default_of(owner, field)
         if not isinstance(default, dict) and "Options" not in type(default).__name__:
-            assert getattr(owner(**{field: default}), field) == default, f"{holder}.{field}"
+            made = owner(**{field: default}), owner()
+            assert made[0] == made[1], f"{holder}.{field}"
+
+
+def test_lists_never_change():
+    changes = {"noise_snr_db": [5, 10], "speed_factors": [1.0, 0.9]}
+    config = config_from_dict({"augment": changes, "model": {"name": "ReDimNetB0"}})
+    for values in (config.augment.noise_snr_db, config.training.trackers, config.training.stages):
+        with pytest.raises(AttributeError):
+            values.append(values[0] if values else 1)
+    with pytest.raises(TypeError):
+        config.model.options.stages[0][0] = 9
+    # Saved, compared and printed as lists.
+    values = config.model_dump()
+    assert values["augment"]["noise_snr_db"] == [5, 10]
+    assert values["model"]["options"]["stages"][0] == [1, 2, 1, 30]
+    assert config_from_dict(values) == config
 
 
 def test_numbers_have_finite_bounds():

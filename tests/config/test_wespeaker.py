@@ -287,4 +287,4 @@ def test_large_margin_configuration_alone(tmp_path):
     theirs["projection_args"] = {"project_type": "arc_margin_intertopk_subcenter"}
     assert convert(tmp_path, theirs) == 0
     config = load_config(["--config", str(tmp_path / "ours.yaml")]).config
-    assert config.augment.speed_factors == [1.0] and config.loss.inter_top_k == 0
+    assert config.augment.speed_factors == (1.0,) and config.loss.inter_top_k == 0

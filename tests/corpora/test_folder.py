@@ -87,7 +87,7 @@ def test_recipe_for_little_data(tmp_path, capsys, monkeypatch, num_train, epochs
         assert (option in written.get(section, ())) == (not is_little)
     config = load_config(command.split()[2:]).config
     assert config.model.name == "ResNet" and config.training.max_epochs == epochs
-    assert config.augment.speed_factors == ([0.9, 1.0, 1.1] if is_little else [1.0])
+    assert config.augment.speed_factors == ((0.9, 1.0, 1.1) if is_little else (1.0,))
     if is_little:
         # With more utterances than the recipe assumes there are fewer epochs; the margin grows over
         # the same share.

@@ -3,6 +3,7 @@
 import pytest
 
 from speakernet.data.choices import (
+    CropWork,
     LoadingFacts,
     choose_device_banks,
     choose_device_resident,
@@ -12,7 +13,10 @@ from speakernet.data.choices import (
     data_wait_advice,
 )
 
-MACHINE = {"cores": 16, "num_batches": 1000, "is_reading_free": False, "augments_in_workers": True}
+DECODING = CropWork(is_reading_free=False, augments=True, changed_share=0.0)
+COPY = CropWork(is_reading_free=True, augments=False, changed_share=0.0)
+MACHINE = {"work": DECODING, "cores": 16, "num_batches": 1000}
+MACHINE |= {"processes_on_machine": 1, "is_spawned": False}
 MACHINE |= {"trains_on_cpu": False, "batch_bytes": 8 << 20, "free_shared_bytes": 8 << 30}
 
 
@@ -22,12 +26,8 @@ MACHINE |= {"trains_on_cpu": False, "batch_bytes": 8 << 20, "free_shared_bytes":
         ({}, 12, "more than 12"),
         ({"cores": 1}, 0, "one core"),
         ({"cores": 16, "processes_on_machine": 8}, 1, "2 cores"),
-        ({"is_reading_free": True, "augments_in_workers": False}, 0, "one copy"),
-        (
-            {"is_reading_free": True, "augments_in_workers": False, "changed_share": 2 / 3},
-            2,
-            "0.2 ms",
-        ),
+        ({"work": COPY}, 0, "one copy"),
+        ({"work": COPY._replace(changed_share=2 / 3)}, 2, "0.2 ms"),
         ({"trains_on_cpu": True, "cores": 2}, 1, "network"),
         ({"free_shared_bytes": 64 << 20}, 2, "--shm-size"),
     ],

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from speakernet.data.audio import AudioError, write_audio
-from speakernet.data.folders import LeftOut, find_recordings, walk_files
+from speakernet.data.folders import LeftOut, walk_files, walk_recordings
 from speakernet.data.lists import ListError, StringTable
 from speakernet.data.opening import open_source
 from speakernet.inference.recordings import audio_inputs
@@ -59,21 +59,21 @@ def test_broken_links(tmp_path, caplog):
     link(tmp_path / "gone", tmp_path / "nothing")
     link(tmp_path / "gone.wav", tmp_path / "nothing.wav")
     # A recording that cannot be read is named by its reader.
-    assert find_recordings(tmp_path) == ["gone.wav"]
+    assert walk_recordings(tmp_path) == ["gone.wav"]
     assert "2 links to nothing (first: gone)" in caplog.text
 
 
 def test_a_link_into_a_hidden_folder_is_followed(tmp_path):
     touch(tmp_path, ".store/rooms/1.wav")
     link(tmp_path / "rooms", tmp_path / ".store" / "rooms")
-    assert find_recordings(tmp_path) == ["rooms/1.wav"]
+    assert walk_recordings(tmp_path) == ["rooms/1.wav"]
 
 
 def test_what_is_left_out_is_counted_and_named(tmp_path, caplog):
     caplog.set_level("INFO")
     touch(tmp_path, "1.wav", "a/notes.txt", "a/2.TXT", "b/LICENSE")
     touch(tmp_path, "._1.wav", ".DS_Store", "__MACOSX/._1.wav", "a/__MACOSX/3.wav")
-    assert find_recordings(tmp_path) == ["1.wav"]
+    assert walk_recordings(tmp_path) == ["1.wav"]
     assert "2 .txt (first: a/2.TXT), 1 without a suffix (first: b/LICENSE)" in caplog.text
     assert "._" not in caplog.text and "MACOSX" not in caplog.text
 

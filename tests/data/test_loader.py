@@ -17,11 +17,12 @@ from speakernet.assembly.inputs import Inputs
 from speakernet.config import Config
 from speakernet.config.schema import with_changes
 from speakernet.corpora.pack_inputs import FolderInput
+from speakernet.data import workers
 from speakernet.data.audio import AudioError, audio_info, read_audio, write_audio
 from speakernet.data.augment.building import build_augmenter
 from speakernet.data.augment.mixers import bytes_of_banks
 from speakernet.data.batches import BatchMaker, BatchRequest, ResidentMaker
-from speakernet.data.loader import _one_ahead
+from speakernet.data.loader import _on_second_stream
 from speakernet.data.packed import RamRows, load_into_ram
 from speakernet.data.packing import pack
 from speakernet.data.workers import Workers
@@ -66,9 +67,9 @@ def config_of(corpus, disturbances=None, **changes):
     return with_changes(Config(), **sections)
 
 
-def loader(corpus, disturbances=None, start_method=None, **changes):
+def loader(corpus, disturbances=None, **changes):
     config = config_of(corpus, disturbances, **changes)
-    return build_training_loader(config, Inputs(config, CPU), start_method)
+    return build_training_loader(config, Inputs(config, CPU))
 
 
 def epoch(made, number=0):
@@ -170,10 +171,9 @@ def test_noise_and_rirs_take_precedence(tiny_corpus, disturbances, monkeypatch):
 
 
 @pytest.mark.slow
-def test_spawned_workers(tiny_corpus, disturbances):
-    made = loader(
-        tiny_corpus, disturbances, "spawn", data__num_workers=1, data__on_bad_audio="skip"
-    )
+def test_spawned_workers(tiny_corpus, disturbances, monkeypatch):
+    monkeypatch.setattr(workers, "START_METHOD", "spawn")
+    made = loader(tiny_corpus, disturbances, data__num_workers=1, data__on_bad_audio="skip")
     assert_same(epoch(loader(tiny_corpus, disturbances)), epoch(made))
     made.close()
 
@@ -259,7 +259,7 @@ def test_slot_reuse_waits_for_its_copy(tiny_corpus, monkeypatch):
     before = []
 
     def moved(crops):
-        made._copies.append(
+        made._copy_events.append(
             SimpleNamespace(synchronize=functools.partial(done.append, len(before) - 1))
         )
         return crops
@@ -416,7 +416,7 @@ def test_batch_is_yielded_before_the_next_wait(monkeypatch):
             tensor = SimpleNamespace(record_stream=kept.append)
             yield SimpleNamespace(waveforms=tensor, labels=tensor, number=number), None
 
-    for batch, _ in _one_ahead(batches(), torch.device("cuda")):
+    for batch, _ in _on_second_stream(batches(), torch.device("cuda")):
         assert made == list(range(batch.number + 1))
         assert len(training.waited) == batch.number + 1 and kept == [training] * 2 * (
             batch.number + 1

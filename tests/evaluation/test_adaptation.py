@@ -12,7 +12,7 @@ from sklearn.covariance import shrunk_covariance
 from speakernet.checkpoint import CheckpointError
 from speakernet.evaluation import adaptation
 from speakernet.evaluation.adaptation import Covariances, two_covariances
-from speakernet.inference.adapt import ForeignFiles, imported
+from speakernet.inference.adapt import ForeignFiles, import_plda
 from speakernet.models.importers.plda import read_array, read_plda
 
 DIM = 6
@@ -156,15 +156,15 @@ def test_scores_of_imported_plda(tmp_path, kind):
             ForeignFiles(path, tmp_path / "mean", tmp_path / "lda"),
         ),
     ):
-        found = imported(rows, files)
+        found = import_plda(rows, files)
         units = found.apply(rows[:8])
         expected = reference(prepared[:8], (transform, offset, psi), is_kaldi=kind != "hdf5")
         assert_allclose(found.plda.scores(units, units), expected, atol=1e-5, rtol=1e-5)
     with pytest.raises(ValueError, match="its embeddings"):
-        imported(ROWS[:, :4], ForeignFiles(path))
+        import_plda(ROWS[:, :4], ForeignFiles(path))
     # A vector is not a transform.
     with pytest.raises(ValueError, match="its embeddings"):
-        imported(others, ForeignFiles(path, tmp_path / "mean", tmp_path / "mean"))
+        import_plda(others, ForeignFiles(path, tmp_path / "mean", tmp_path / "mean"))
 
 
 @pytest.mark.parametrize(

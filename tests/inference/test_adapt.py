@@ -16,7 +16,7 @@ from speakernet.config import load_config
 from speakernet.data.audio import read_audio, write_audio
 from speakernet.evaluation import adaptation, embedding
 from speakernet.evaluation.metrics import eer
-from speakernet.inference.adapt import AS_IT_IS, adapt, cross_validate, embed_domain
+from speakernet.inference.adapt import AS_IT_IS, Labels, adapt, cross_validate, embed_domain
 from speakernet.inference.people import StoreError
 from speakernet.inference.serve.in_browser import RUNTIME_FILES, page_files
 from tests.small_networks import tiny_resnet, write_model
@@ -145,6 +145,16 @@ def test_copies_count_once(voices, uncalibrated, tmp_path):
     assert done.num_recordings == 24 and "s11/9.wav: a copy of" in " ".join(done.notes)
 
 
+def test_other_domain(voices, uncalibrated, tmp_path):
+    """Files of the other domain that lie in no speaker's folder change nothing."""
+    other = few_files(tmp_path / "other", voices, 4, 3)
+    kinds = {"labels": "folders", "method": "plda", "out_of_domain": other}
+    tried = adapt(uncalibrated, [voices], out=tmp_path / "a.pt", **kinds).tried
+    for file in voices.glob("s0[4-9]/*.wav"):
+        shutil.copy(file, other / f"{file.parent.name}{file.name}")
+    assert adapt(uncalibrated, [voices], out=tmp_path / "b.pt", **kinds).tried == tried
+
+
 def test_noise_is_no_domain(uncalibrated, tmp_path):
     for number in range(20):
         hiss = np.random.default_rng(number).standard_normal(48000).astype(np.float32)
@@ -164,7 +174,7 @@ def test_sessions_of_one_speaker_alone_do_not_decide(voices, uncalibrated, tmp_p
     notes = []
     verifier = speakernet.load(uncalibrated, "cpu")
     domain = embed_domain(verifier, [str(folder)], tmp_path / "who.csv", notes)
-    assert (domain.who[1] == -1).all()
+    assert (domain.who.sessions == -1).all()
     assert any(note.startswith("1 of 12 speakers") for note in notes)
 
 
@@ -198,7 +208,7 @@ def test_cross_validation():
         fitted_on.append(set(speakers.tolist()))
         return adaptation.centring(some)
 
-    error, (trials, scores) = cross_validate(rows, who, fitter)
+    error, (trials, scores) = cross_validate(rows, Labels(*who), fitter)
     assert len(fitted_on) == 15 and all(len(speakers) == 16 for speakers in fitted_on)
     same_speaker, same_session = who[:, trials.enrol] == who[:, trials.test]
     assert (trials.labels == same_speaker).all() and not same_session.any()

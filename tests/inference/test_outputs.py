@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from speakernet.files import is_own
+from speakernet.cli import is_own
 
 
 @pytest.fixture

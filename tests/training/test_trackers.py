@@ -38,7 +38,7 @@ PICTURE = bytes.fromhex(
 
 
 def test_names():
-    assert TrainingOptions().trackers == ["tensorboard"]
+    assert TrainingOptions().trackers == ("tensorboard",)
     assert set(TrainingOptions.model_fields["trackers"].annotation.__args__[0].__args__) == set(
         TRACKERS
     )

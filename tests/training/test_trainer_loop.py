@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from speakernet.checkpoint import read_own_checkpoint
-from speakernet.run_folder import held
+from speakernet.run_folder import lock_folder
 from speakernet.training.checkpoints import epoch_paths
 from speakernet.training.optimizers import create_optimizer
 from speakernet.training.options import OPTIMIZERS, TrainingOptions
@@ -131,7 +131,7 @@ def test_early_stopping(tmp_path):
 
 def test_locked_run_folder(tmp_path):
     with (
-        held(tmp_path),
+        lock_folder(tmp_path),
         pytest.raises(ValueError, match=f"in use by another run .process {os.getpid()}"),
     ):
         make_trainer(tmp_path).train()

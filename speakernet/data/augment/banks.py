@@ -21,7 +21,7 @@ from torch import Tensor
 
 from speakernet import distributed
 from speakernet.data.audio import AudioError, read_audio
-from speakernet.data.folders import find_recordings
+from speakernet.data.folders import walk_recordings
 from speakernet.data.lists import StringTable
 from speakernet.data.lookup import LookupTable, mapped
 from speakernet.data.packed import PackedRows, PackedSource, RamRows, is_packed
@@ -167,7 +167,7 @@ def find_audio_files(root: str | Path) -> list[str]:
     if not root.is_dir():
         scripts = f"{own_command('prepare musan')}, {own_command('prepare rirs')}"
         raise AudioError(f"{root}: no such folder; prepare noise and RIRs with {scripts}")
-    return find_recordings(root)
+    return sorted(walk_recordings(root))
 
 
 class BankFiles(NamedTuple):
@@ -222,9 +222,7 @@ def open_responses(root: str | Path, sample_rate: int, *, is_fast: bool = False)
         AudioError: there is no usable file.
     """
     source, listed = _open_bank(root, sample_rate)
-    names = StringTable.from_strings(
-        name for name in listed if not any(mark in f"/{name}" for mark in NOISES_AMONG_RIRS)
-    )
+    names = StringTable.from_strings(name for name in listed if not _is_noise(name))
     if num_noises := len(listed) - len(names):
         logger.warning("%s: %s skipped: noises, not RIRs", root, counted(num_noises, "file"))
 
@@ -233,6 +231,10 @@ def open_responses(root: str | Path, sample_rate: int, *, is_fast: bool = False)
 
     files = _check_files("responses", source, names, None if is_fast else check)
     return _require_usable(files, "room impulse responses")
+
+
+def _is_noise(name: str) -> bool:
+    return any(mark in f"/{name}" for mark in NOISES_AMONG_RIRS)
 
 
 def _open_bank(root: str | Path, sample_rate: int) -> tuple[AudioSource, StringTable]:

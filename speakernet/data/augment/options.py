@@ -12,6 +12,7 @@ from speakernet.options import (
     Decibels,
     InputPath,
     Options,
+    Several,
     Share,
     options_of,
 )
@@ -27,7 +28,7 @@ class AugmentOptions(Options):
     batch.
     """
 
-    speed_factors: list[Annotated[float, Ge(0.5), Le(2.0)]] = Field(default=[1.0])
+    speed_factors: Several[Annotated[float, Ge(0.5), Le(2.0)]] = (1.0,)
     """Speeds to draw from; each except 1.0 adds new speakers (0.9, 1.0, 1.1: three times as many
     classes)."""
     real_share: Share | Literal["auto"] = "auto"
@@ -48,20 +49,23 @@ class AugmentOptions(Options):
     probability: Share = 0.8
     """Share of utterances that get one of the categories below (four fifths in the classic five-way
     choice)."""
-    categories: list[Literal["reverb", "music", "babble", "noise"]] = Field(
-        default=["reverb", "music", "babble", "noise"]
+    categories: Several[Literal["reverb", "music", "babble", "noise"]] = (
+        "reverb",
+        "music",
+        "babble",
+        "noise",
     )
     """Categories to choose from, each equally likely (listed twice: twice as likely)."""
-    noise_snr_db: list[Decibels] = Field(default=[0.0, 15.0])
+    noise_snr_db: Several[Decibels] = (0.0, 15.0)
     """Lowest and highest signal-to-noise ratio of noise."""
-    music_snr_db: list[Decibels] = Field(default=[5.0, 15.0])
+    music_snr_db: Several[Decibels] = (5.0, 15.0)
     """Lowest and highest signal-to-noise ratio of music."""
-    babble_snr_db: list[Decibels] = Field(default=[13.0, 20.0])
+    babble_snr_db: Several[Decibels] = (13.0, 20.0)
     """Lowest and highest signal-to-noise ratio of babble: of the sum of its talkers, or with
     `style: classic` of each talker (five of them at 16.5 dB have 9.5 dB in all)."""
-    babble_speakers: list[Annotated[int, Ge(1), Le(100)]] = Field(default=[3, 7])
+    babble_speakers: Several[Annotated[int, Ge(1), Le(100)]] = (3, 7)
     """Minimum and maximum number of talkers in babble."""
-    volume_db: list[Decibels] = Field(default=[0.0, 0.0])
+    volume_db: Several[Decibels] = (0.0, 0.0)
     """Lowest and highest gain."""
     microphone_probability: Share = 0.0
     """Share of utterances filtered as if by a different microphone, with a frequency response drawn
@@ -79,7 +83,7 @@ class AugmentOptions(Options):
     """Share of utterances limited to the telephone band (300 to 3400 Hz)."""
     codec_probability: Share = 0.0
     """Share of utterances coded and decoded by one of the codecs below."""
-    codecs: list[CodecName] = Field(default=["mu-law"])
+    codecs: Several[CodecName] = ("mu-law",)
     """Codecs to choose from, each equally likely (listed twice: twice as likely), at one of a few
     bit rates. All but mu-law run in the loader; amr-nb, amr-wb and g722 need ffmpeg."""
     components: dict[str, dict[str, Any]] = Field(default={})
@@ -112,14 +116,14 @@ class AugmentOptions(Options):
             "volume_db",
             "babble_speakers",
         ):
-            bounds = getattr(self, name)
+            bounds = list(getattr(self, name))
             if len(bounds) != 2 or bounds[0] > bounds[1]:
                 yield name, f"{bounds}; expected two numbers, the lower first"
         if self.codec_probability and not self.codecs:
             yield "codecs", "[] with codec_probability; expected at least one codec"
         if self.device == "cuda" and self.real_codecs:
             yield "device", f"cuda, but {self.real_codecs[0]} in codecs runs on the CPU; use auto"
-        factors = self.speed_factors
+        factors = list(self.speed_factors)
         if not factors or len(set(factors)) < len(factors):
             yield "speed_factors", f"{factors}; expected at least one factor, each listed once"
         for option in ("real_share", "real_epochs"):

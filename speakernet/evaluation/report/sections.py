@@ -61,8 +61,9 @@ class Curve(NamedTuple):
     """A recorded quantity that is plotted over training."""
 
     kind: str
-    """Of the records that have it."""
+    """The kind of records in metrics.jsonl that have it."""
     key: str
+    """Its name in them."""
     axis: str
     heading: str
     note: str = ""
@@ -140,7 +141,7 @@ def result_section(run: RunData) -> Section:
         "Speakers": results.num_speakers,
     }
     facts = [(name, f"{amount:,}") for name, amount in amounts.items() if amount is not None]
-    of_list = Card("Trial list", _list_sentence(run), facts=facts)
+    list_card = Card("Trial list", _list_sentence(run), facts=facts)
     # Shown above all figures, so that nobody copies the EER without seeing them.
     notes = cautions(results) if results.warnings is None else results.warnings
     caveats = [note for note in dict.fromkeys([*notes, results.interval_note]) if note]
@@ -148,7 +149,7 @@ def result_section(run: RunData) -> Section:
     figures = headline(results)
     if not figures:
         reason = results.why_no_eer or "the list lacks targets or non-targets"
-        return Section([of_list], warnings=[f"no error rates: {reason}", *caveats])
+        return Section([list_card], warnings=[f"no error rates: {reason}", *caveats])
     # Large figures only for what papers report; the table below has the others.
     cllr = "min Cllr" if results.cllr is None else "Cllr"
     tiles = []
@@ -157,7 +158,7 @@ def result_section(run: RunData) -> Section:
             name = "Equal error rate" if figure.name == "EER" else figure.name
             note = f"95 %: {figure.interval_text}" if figure.interval_text else ""
             tiles.append(Tile(name, figure.text, note))
-    if limit := kept_threshold(run):
+    if limit := model_threshold(run):
         note = f"calibrated for {limit.fitted_for}"
         tiles.append(Tile(limit.name.capitalize(), f"{limit.point.threshold:.4f}", note))
     rows = [
@@ -165,10 +166,10 @@ def result_section(run: RunData) -> Section:
         for figure in headline(results, further=True)
     ]
     table = Table(["figure", "value", "95 % interval"], rows, (1, 2))
-    cards = [Card("All figures", table=table), of_list]
+    cards = [Card("All figures", table=table), list_card]
     if results.shortcuts:
-        alone = [[row.label, row.note, row.eer_text] for row in results.shortcuts]
-        table = Table(["quantity", "is", "EER"], alone, (2,))
+        rows = [[row.label, row.note, row.eer_text] for row in results.shortcuts]
+        table = Table(["quantity", "is", "EER"], rows, (2,))
         cards.append(Card("The list without the voices", MEANING, table))
     if results.test_lists:
         cards.append(_test_lists(run.list_name, results, results.test_lists))
@@ -181,10 +182,10 @@ class DecisionThreshold(NamedTuple):
     name: str
     fitted_for: str
     point: OperatingPoint
-    """With its errors on the run's list."""
+    """Its value, and its error rates on the list of this run."""
 
 
-def kept_threshold(run: RunData) -> DecisionThreshold | None:
+def model_threshold(run: RunData) -> DecisionThreshold | None:
     """The threshold that the model file holds for this scoring; None if it has none."""
     results = run.results
     # `verify` uses the threshold for 1 % false accepts if the list supported one, otherwise that at
@@ -193,19 +194,19 @@ def kept_threshold(run: RunData) -> DecisionThreshold | None:
     used = limits.get(threshold_name(USUAL_RATE)) or limits.get(EER_NAME)
     if used is None or run.scores is None or run.labels is None:
         return None
-    # Errors are counted at the threshold that the model brings along, not at the best one of this
-    # list, because that is what its user will meet. They differ if the list is unlike the one that
-    # the threshold was fitted on, and that difference is what this shows.
+    # Errors are counted at the model's own threshold, which decisions use, not at the best one for
+    # this list. They differ if the list is unlike the one that the threshold was fitted on, and
+    # that difference is what this shows.
     accepted = run.scores >= used["threshold"]
     misses = float(1 - accepted[run.labels == 1].mean())
     false_accepts = float(accepted[run.labels == 0].mean())
     # `verify` scores whole utterances without a cohort; other scorings have their own thresholds.
     # With quality measures it moves the threshold for each pair.
-    way = results.backend or {}
+    backend = results.backend or {}
     is_of_verify = (
-        way.get("score") in ("cosine", "plda")
-        and way.get("embedding") == "whole"
-        and way.get("score_norm") == "none"
+        backend.get("score") in ("cosine", "plda")
+        and backend.get("embedding") == "whole"
+        and backend.get("score_norm") == "none"
         and not any(warning.startswith(BY_QUALITY) for warning in results.warnings or [])
     )
     name = "threshold used by verify" if is_of_verify else "calibrated threshold"
@@ -219,7 +220,11 @@ def _test_lists(name: str, reported: Results, others: Mapping[str, GroupResult])
     """
     rows = []
     for list_name, row in {name: reported.as_row(name), **others}.items():
-        figures = Results(0, None, row.eer_percent, row.eer_interval_percent, row.min_dcf or {})
+        figures = Results(
+            eer_percent=row.eer_percent,
+            eer_interval_percent=row.eer_interval_percent,
+            min_dcf=row.min_dcf or {},
+        )
         texts = ", ".join(f"{figure.name} {figure.with_interval}" for figure in headline(figures))
         amounts = f"{row.num_trials or 0:,}", f"{row.num_targets or 0:,}"
         rows.append([list_name, texts or row.note, *amounts])
@@ -249,8 +254,8 @@ def trials_section(decisions: Decisions) -> Section:
     for limit in decisions.thresholds:
         names[limit["name"]] = f"{threshold_label(limit['name'])}: {limit['threshold']:.4f}"
     header = decisions.header
-    numbers = [header.index(name) for name in ("score", LLR_COLUMN) if name in header]
-    table = Table([names.get(name, name) for name in header], rows, numbers)
+    numeric = [header.index(name) for name in ("score", LLR_COLUMN) if name in header]
+    table = Table([names.get(name, name) for name in header], rows, numeric)
     # There is no decisions.csv if it would only repeat scores.txt.
     file = DECISIONS if decisions.says_more_than_scores else SCORES
     note = f"The first {len(rows)} of {total:,}; all are in {file}." if len(rows) < total else ""
@@ -282,8 +287,8 @@ def errors_section(run: RunData, draw: Draw) -> Section:
     ]
     llrs = run.arrays.get("llrs")
     fit = results.calibration
-    # A single score file keeps its scores, and its results hold the calibration; ratios of fused
-    # files are their scores.
+    # For a single score file no ratios are stored, but its results have the calibration. The scores
+    # of fused files (several weights) are ratios already.
     if llrs is None and fit is not None and len(fit["weights"]) == 1:
         llrs = AffineCalibration.from_dict(fit).apply(run.scores)
     if llrs is not None:
@@ -315,7 +320,7 @@ def _operating_points(
         "A miss rejects a same-speaker pair, and a false accept accepts a different-speaker pair. "
         "The thresholds "
     )
-    if limit := kept_threshold(run):
+    if limit := model_threshold(run):
         note += "below the first row "
         # First, because decisions use this threshold; the others are chosen on the test list
         # itself.
@@ -325,11 +330,11 @@ def _operating_points(
     for prior, (cost, point) in reversed(cheapest.items()):
         add(f"lowest cost, target prior {prior:g}", point, f"{cost:.3f}")
     # Rates that the list is too small for have no row.
-    named, _ = named_thresholds(rates, {})
+    thresholds, _ = named_thresholds(rates, {})
     # The first is the EER, which is already in the table.
-    for kept in named[1:]:
-        point = OperatingPoint(kept["threshold"], kept["miss_rate"], kept["false_accept_rate"])
-        add(threshold_label(kept["name"]), point)
+    for entry in thresholds[1:]:
+        point = OperatingPoint(entry["threshold"], entry["miss_rate"], entry["false_accept_rate"])
+        add(threshold_label(entry["name"]), point)
     header = ["threshold", "value", "misses", "false accepts", "minDCF"]
     return Card("Operating points", note, Table(header, rows, (1, 2, 3, 4)), is_wide=True)
 
@@ -341,21 +346,21 @@ def data_section(run: RunData, amount: str) -> Section:
     options = configured.get("data") or {}
     training = configured.get("training")
     # With `final_model: last` nothing is chosen, so validation figures are not optimistic.
-    is_watched = isinstance(training, Mapping) and training.get("final_model") == "last"
-    purpose = "monitors training" if is_watched else "chooses the best checkpoint"
+    keeps_last = isinstance(training, Mapping) and training.get("final_model") == "last"
+    of_validation = "monitors training" if keeps_last else "chooses the best checkpoint"
     numbers = counted(results.num_trials, "trial")
     numbers += f", {counted(results.num_speakers, 'speaker')}" if results.num_speakers else ""
     # Twelve digits are enough to tell lists apart, and fit into the table.
     digests = {listed["role"]: listed.get("sha256", "")[:12] for listed in results.lists or []}
     rows = []
-    for use, role, option, what, contents in (
+    for use, role, option, purpose, contents in (
         ("Training", "training", "train_list", "trains the network", amount),
-        ("Validation", "validation", "validation_list", purpose, ""),
+        ("Validation", "validation", "validation_list", of_validation, ""),
         ("Test", "trials", "", "gives the results on this page", numbers),
     ):
         # Results of earlier versions do not name the lists, so the configuration has to.
         if name := results.list_name(role) or str(options.get(option) or ""):
-            rows.append([use, name, what, contents, digests.get(role) or MISSING])
+            rows.append([use, name, purpose, contents, digests.get(role) or MISSING])
     cards = []
     if rows:
         table = Table(["use", "list", "purpose", "contents", "SHA-256"], rows)
@@ -378,36 +383,36 @@ def training_section(run: RunData, draw: Draw) -> Section:
     cards = []
     for curve in CURVES:
         # Evaluations happen between epochs, everything else is recorded at steps.
-        where = "epoch" if curve.kind == "evaluation" else "step"
+        position = "epoch" if curve.kind == "evaluation" else "step"
         records = [
             record
             for record in run.metrics
             if record.get("kind") == curve.kind and curve.key in record
         ]
-        series = _points(records, where, curve.key)
+        series = _points(records, position, curve.key)
         # A margin without a schedule, for example, never changes.
         if not series or np.ptp(np.concatenate([y for _, y in series.values()])) == 0:
             continue
         figure = plots.curve_figure(
             series,
-            where,
+            position,
             curve.axis,
             mark_lowest=curve.key == HELD_OUT_EER,
-            has_ticks_at_points=where == "epoch",
+            has_ticks_at_points=position == "epoch",
         )
         cards.append(draw(f"training_{curve.key}", curve.heading, figure, curve.note))
     return Section(cards)
 
 
 def _points(
-    records: Sequence[Mapping[str, Any]], where: str, key: str
+    records: Sequence[Mapping[str, Any]], position: str, key: str
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """List -> x and y of a quantity, each over the records that have it."""
+    """List -> positions in training, and the values of a quantity there."""
     # Shares are recorded from 0 to 1, but the axis is in percent.
     scale = 100.0 if key.endswith("_share") else 1.0
     points: dict[str, list[tuple[float, float]]] = {}
     for record in records:
-        x = record.get(where, 0)
+        x = record.get(position, 0)
         points.setdefault("validation list", []).append((x, scale * record[key]))
         for name, figures in record.get("test_lists", {}).items():
             if key == HELD_OUT_EER and isinstance(figures, dict) and is_number(figures.get(key)):
@@ -433,7 +438,7 @@ def _slices_table(sliced: SliceResult) -> tuple[Table, str]:
     weak = []
     rows = []
     notes = [sliced.note] if sliced.note else []
-    rated = []
+    notes_of_rows = []
     for number, row in enumerate(sliced.rows):
         if row.num_targets is not None and row.num_targets < FEW_TARGETS:
             weak.append(number)
@@ -441,12 +446,12 @@ def _slices_table(sliced: SliceResult) -> tuple[Table, str]:
         if row.eer_percent is not None:
             eer = row.eer_text
             if row.note:
-                rated.append(f"Slice {row.label!r}: {row.note}.")
+                notes_of_rows.append(f"Slice {row.label!r}: {row.note}.")
         rows.append([row.label, f"{row.num_trials or 0:,}", f"{row.num_targets or 0:,}", eer])
     if weak:
         notes.append(f"Grey: fewer than {FEW_TARGETS} targets, too few to rely on.")
     table = Table(["slice", "trials", "targets", "EER"], rows, (1, 2, 3), weak)
-    return table, " ".join([*notes, *rated])
+    return table, " ".join([*notes, *notes_of_rows])
 
 
 def robustness_section(run: RunData, draw: Draw) -> Section:
@@ -471,11 +476,13 @@ def hardest_section(run: RunData, audio: AudioSource | None) -> Section:
     ):
         trials = np.flatnonzero(run.labels == label)
         keys = sign * run.scores[trials]
-        few = min(NUM_HARDEST, len(trials))
+        count = min(NUM_HARDEST, len(trials))
         # Partition first: sorting ten million trials to show twelve would be wasteful.
-        nearest = np.argpartition(keys, few - 1)[:few]
+        hardest = np.argpartition(keys, count - 1)[:count]
+        # Equal scores stay in the order of the list.
+        hardest = hardest[np.lexsort((trials[hardest], keys[hardest]))]
         rows: list[list[str | Cell]] = []
-        for trial in trials[nearest[np.lexsort((trials[nearest], keys[nearest]))]]:
+        for trial in trials[hardest]:
             enrol = _utterance_cell(run, run.trials, int(run.trials.enrol[trial]), audio)
             test = _utterance_cell(run, run.trials, int(run.trials.test[trial]), audio)
             rows.append([enrol, test, f"{run.scores[trial]:.4f}"])
@@ -499,7 +506,8 @@ def _utterance_cell(
     if "speakers" in run.arrays:
         number = int(run.arrays["speakers"][utterance])
         names = run.arrays.get("speaker_names", ())
-        facts.append(f"speaker {names[number] if len(names) else number + 1}")
+        speaker = names[number] if len(names) else number + 1
+        facts.append(f"speaker {speaker}")
     if "durations" in run.arrays:
         facts.append(f"{run.arrays['durations'][utterance]:.1f} s")
     sound = ""
@@ -547,7 +555,7 @@ def facts_section(run: RunData) -> Section:
     """Everything needed to reproduce the figures."""
     # Names and values are those of results.json, so that programs and readers find the same things.
     values = run.results.to_dict()
-    parts = {
+    contents = {
         "Evaluation": {name: values[name] for name in FACTS if name in values} | run.results.extra,
         "Training": values.get("performance"),
         # Earlier versions recorded versions of packages alone.
@@ -556,7 +564,7 @@ def facts_section(run: RunData) -> Section:
         "Evaluation settings": values.get("config"),
     }
     codes = {"Command": run.results.command}
-    for heading, part in parts.items():
-        codes[heading] = json.dumps(part, indent=2, ensure_ascii=False) if part else ""
+    for heading, content in contents.items():
+        codes[heading] = json.dumps(content, indent=2, ensure_ascii=False) if content else ""
     codes["Configuration"] = run.config
     return Section([Card(name, code=code, is_wide=True) for name, code in codes.items() if code])

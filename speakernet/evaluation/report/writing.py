@@ -29,7 +29,7 @@ from speakernet.evaluation.report.sections import (
     errors_section,
     facts_section,
     hardest_section,
-    kept_threshold,
+    model_threshold,
     result_section,
     robustness_section,
     slices_section,
@@ -196,15 +196,14 @@ def _time_of_training(run: RunData) -> tuple[int, float]:
 def _verdict(run: RunData, results: Results, has_warnings: bool) -> list[str]:
     """The errors at the threshold that `verify` would use, and whether the model can be used."""
     assert results.eer_percent is not None and results.eer_threshold is not None
-    kept = kept_threshold(run)
-    if kept is None:
+    limit = model_threshold(run)
+    if limit is None:
         place = f"threshold {results.eer_threshold:.4f}"
         false_accepts = misses = results.eer_percent / 100
     else:
-        name, _, point = kept
-        place = f"the {name} ({point.threshold:.4f})"
-        false_accepts = point.false_accept
-        misses = point.miss
+        place = f"the {limit.name} ({limit.point.threshold:.4f})"
+        false_accepts = limit.point.false_accept
+        misses = limit.point.miss
     # From the worst case to the best, so that the first problem that applies is named. The limit of
     # twenty percent is our opinion, not a standard.
     cost = (results.act_dcf or {}).get(f"{USUAL_RATE:g}", 0.0)

@@ -105,10 +105,12 @@ def read_turns(path: Path) -> dict[Channel, SpeakerTurns]:
         # A turn without length adds nothing, but its recording must be known: it may be silent.
         if row.speaker is not None and row.stop > row.start:
             speakers.setdefault(row.speaker, []).append((row.start, row.stop))
-    return {
-        channel: {speaker: merge_turns(np.array(turns)) for speaker, turns in speakers.items()}
-        for channel, speakers in read.items()
-    }
+    merged = {}
+    for channel, speakers in read.items():
+        merged[channel] = {
+            speaker: merge_turns(np.array(turns)) for speaker, turns in speakers.items()
+        }
+    return merged
 
 
 def read_regions(path: Path) -> dict[Channel, np.ndarray]:

@@ -9,7 +9,7 @@ from annotated_types import Ge, Gt, Le, MaxLen, MinLen
 from pydantic import Field
 
 from speakernet.models.options.trunks import Published, TrunkOptions
-from speakernet.options import InputPath, Share, Switch
+from speakernet.options import InputPath, Several, Share, Switch
 
 Count = Annotated[int, Ge(0), Le(1000)]
 
@@ -71,7 +71,7 @@ class PretrainedOptions(TrunkOptions):
     """Rank of the low-rank adapters."""
     lora_alpha: Annotated[float, Gt(0.0), Le(10_000.0)] = 128.0
     """The adapters' product is multiplied by this divided by the rank."""
-    lora_targets: Annotated[list[str], MinLen(1)] = Field(default=["auto"])
+    lora_targets: Annotated[Several[str], MinLen(1)] = ("auto",)
     """Last part of the names of linear layers with adapters; auto: queries and values, but
     feed-forward in WavLM."""
     lora_dropout: Share = 0.0

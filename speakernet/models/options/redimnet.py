@@ -12,9 +12,10 @@ from speakernet.models.options.trunks import (
     TwoLayerOptions,
     family,
 )
+from speakernet.options import Several
 
 Channels = Annotated[int, Ge(1), Le(16_384)]
-Stages = list[list[Annotated[float, Ge(0.0), Le(4096.0)]]]
+Stages = Several[Several[Annotated[float, Ge(0.0), Le(4096.0)]]]
 MAX_STAGES = 64
 
 
@@ -45,7 +46,7 @@ class FoldedOptions(NormedEmbeddingOptions):
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Malformed stages."""
-        stages: Stages = self.stages  # type: ignore[attr-defined]
+        stages = self.model_dump()["stages"]
         if not 1 <= len(stages) <= MAX_STAGES or not all(map(self._fits, stages)):
             yield "stages", f"{stages}; expected 1 to {MAX_STAGES} stages, each of {self.numbers}"
 

@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from annotated_types import Ge, Le
-from pydantic import Field
 
-from speakernet.options import Options
+from speakernet.options import Options, Several
 
 Channels = Annotated[int, Ge(8), Le(16_384)]
 PlaneChannels = Annotated[int, Ge(8), Le(4096)]
-Blocks = list[Annotated[int, Ge(1), Le(1000)]]
-Strides = list[Annotated[int, Ge(1), Le(16)]]
+Blocks = Several[Annotated[int, Ge(1), Le(1000)]]
+Strides = Several[Annotated[int, Ge(1), Le(16)]]
 # Blocks of each stage (He et al. 2016, table 1); ResNet-50 has the same number, of three
 # convolutions each.
 RESNET34 = (3, 4, 6, 3)
@@ -140,16 +139,16 @@ class ResNetOptions(TrunkOptions):
 
     channels: PlaneChannels = 16
     """Channels of the first stage; each later stage has twice as many."""
-    blocks: Blocks = Field(default=[2, 2, 2, 2])
+    blocks: Blocks = (2, 2, 2, 2)
     """Residual blocks of each stage; [3, 4, 6, 3] is ResNet-34."""
     stem_stride: Annotated[int, Ge(1), Le(16)] = 1
     """Stride along mels of the first convolution; 2 halves all later work."""
     gated: bool = False
     """Squeeze-and-excitation in every block."""
-    mel_strides: Strides = Field(default=[])
+    mel_strides: Strides = ()
     """Stride along mels of each stage; empty: 1, then 2 in all others. Golden Gemini has [2, 2, 2,
     2]."""
-    frame_strides: Strides = Field(default=[])
+    frame_strides: Strides = ()
     """Stride along frames of each stage; empty: 1, then 2 in all others. Golden Gemini has [1, 2,
     1, 1]."""
 
@@ -159,15 +158,13 @@ class ResNetOptions(TrunkOptions):
 
     def problems(self):  # type: ignore[no-untyped-def]
         """No stages, too many for any input, or strides that do not match them."""
-        if not 1 <= len(self.blocks) <= 8:
-            yield "blocks", f"{self.blocks}; expected the block counts of 1 to 8 stages"
+        blocks = list(self.blocks)
+        if not 1 <= len(blocks) <= 8:
+            yield "blocks", f"{blocks}; expected the block counts of 1 to 8 stages"
         for name in ("mel_strides", "frame_strides"):
-            strides = getattr(self, name)
-            if strides and len(strides) != len(self.blocks):
-                yield (
-                    name,
-                    f"{strides} for blocks {self.blocks}; expected one stride per stage, or none",
-                )
+            strides = list(getattr(self, name))
+            if strides and len(strides) != len(blocks):
+                yield name, f"{strides} for blocks {blocks}; expected one stride per stage, or none"
 
 
 class VGGVoxOptions(TrunkOptions):

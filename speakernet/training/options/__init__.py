@@ -20,6 +20,7 @@ from speakernet.options import (
     InputPath,
     NotNegative,
     Options,
+    Several,
     Share,
     Switch,
     suggestion,
@@ -28,6 +29,7 @@ from speakernet.training.options.schedules import LearningRate
 
 LARGEST_SEED = 2**48
 Changes = dict[str, Any]
+"""Options of a section that a stage changes."""
 
 
 class OptimizerOptions(Options):
@@ -57,7 +59,7 @@ class SgdOptions(OptimizerOptions):
     """Use Nesterov momentum."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Nesterov needs a momentum."""
+        """Nesterov's momentum without a momentum."""
         if self.nesterov and self.momentum == 0:
             yield (
                 "nesterov",
@@ -147,7 +149,7 @@ class TrainingOptions(Options):
     root."""
     log_interval: Count = 20
     """Optimizer steps between two records in metrics.jsonl and the trackers."""
-    trackers: list[Literal["tensorboard", "wandb", "mlflow"]] = Field(default=["tensorboard"])
+    trackers: Several[Literal["tensorboard", "wandb", "mlflow"]] = ("tensorboard",)
     """Where to send curves, configuration, figures and model file; wandb and mlflow: pip install
     '.[trackers]'."""
     patience: CountOrZero = 0
@@ -170,7 +172,7 @@ class TrainingOptions(Options):
     """Compress checkpoint files: smaller by about a tenth, slower to write."""
     max_grad_norm: NotNegative = 5.0
     """Clip gradients to this norm; 0 turns clipping off (the norm is still logged)."""
-    stages: Annotated[list[StageOptions], MaxLen(8)] = Field(default=[])
+    stages: Annotated[Several[StageOptions], MaxLen(8)] = ()
     """Consecutive stages, each with its epochs and changed options; empty: a single stage."""
     stage: str = ""
     """Name of the stage to start with; earlier stages are not trained further."""
@@ -203,11 +205,8 @@ class TrainingOptions(Options):
                 "it",
             )
         if self.stage and self.stage not in names:
-            yield (
-                "stage",
-                f"there is no stage {self.stage!r}; "
-                f"{suggestion(self.stage, names) if names else 'set stages'}",
-            )
+            advice = suggestion(self.stage, names) if names else "set stages"
+            yield "stage", f"there is no stage {self.stage!r}; {advice}"
 
 
 class RuntimeOptions(MachineOptions):
@@ -241,7 +240,7 @@ class RuntimeOptions(MachineOptions):
     """Recompute activations in the backward pass: less memory, more time; turns keep_memory off."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Kernels chosen by timing may differ between runs."""
+        """Kernels chosen by timing, which may differ between runs, in a deterministic run."""
         if self.deterministic and self.cudnn_benchmark is True:
             yield (
                 "cudnn_benchmark",
