@@ -3,6 +3,7 @@
 import gc
 import importlib.util
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -121,6 +122,45 @@ def shared_data():
     if not (SHARED_DATA / "speechocean_mini" / "train_list.txt").is_file():
         pytest.skip("the real speech of ../shared/data is not on this machine")
     return SHARED_DATA
+
+
+@pytest.fixture
+def call(capsys):
+    """Runs a command line in this process: exit status, standard output, standard error."""
+    from speakernet.cli import main
+
+    def run(line):
+        capsys.readouterr()
+        try:
+            status = main(shlex.split(line))
+        except SystemExit as end:
+            status = int(end.code or 0)
+        return status, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def succeed():
+    """Runs a command line that must succeed."""
+    from speakernet.cli import main
+
+    def run(line):
+        assert main(shlex.split(line)) == 0, line
+
+    return run
+
+
+@pytest.fixture
+def refuse(call):
+    """The error message of a command line that must end with a status and without an answer."""
+
+    def run(line, status=1):
+        ended, out, err = call(line)
+        assert (ended, out) == (status, "") and "Traceback" not in err, (line, err)
+        return err
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ SAME_NUMBERS += ("learning_rate",)
 
 def outcome_of(run):
     """Everything in which a finished run must equal an undisturbed one."""
-    results = json.loads((run / "results.json").read_text())
+    results = results_of(run)
     report = (run / "report.html").read_text()
     sections = {
         name: re.search(rf'<section[^>]*id="{name}".*?</section>', report, re.DOTALL)
@@ -39,6 +39,20 @@ def outcome_of(run):
             if path.is_file() and "tfevents" not in path.name and path.name != "run.lock"
         ),
     }
+
+
+def results_of(run):
+    return json.loads((run / "results.json").read_text())
+
+
+def scores_of(run):
+    return [float(line.split()[2]) for line in (run / "scores.txt").read_text().splitlines()]
+
+
+def records_of(run, kind=""):
+    """The records of the metrics, of one kind or all."""
+    records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [record for record in records if kind in ("", record["kind"])]
 
 
 def digests(path):

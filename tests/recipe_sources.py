@@ -38,10 +38,6 @@ def half_cosine(first, last, share):
     return last + (first - last) * (1 + math.cos(math.pi * share)) / 2
 
 
-def ramp(epoch, begin, end, full=0.2):
-    return full * min(1.0, max(0.0, (epoch - begin) / (end - begin)))
-
-
 def _wespeaker(epochs, num_epochs, batch_size, last=5e-5):
     # Its epochs 20 and 40 are counted from 1.
     rates = [
@@ -70,15 +66,6 @@ def _moments(epochs, rate, margin, start=None):
     return first + [(epoch, rate(epoch), margin(epoch)) for epoch in epochs]
 
 
-def _ours(epochs, warmup, num_epochs, begin, end):
-    """Half a cosine after the warm-up, while the margin grows between two epochs."""
-
-    def rate(epoch):
-        return half_cosine(2e-3, 1e-5, (epoch - warmup) / (num_epochs - warmup))
-
-    return _moments(epochs, rate, lambda epoch: ramp(epoch, begin, end), 2e-6)
-
-
 def _decayed(decay, margin):
     """Multiplied by `decay` every ten epochs."""
     return _moments((0, 1, 499), lambda epoch: 1e-3 * decay ** (epoch // 10), lambda epoch: margin)
@@ -89,10 +76,7 @@ _FROZEN = _staged(
 )
 _LONG = _staged((1, 2, 3), 1e-5, 1e-7, 3, 1, 64, lambda epoch: 0.5)
 _150 = _wespeaker((1, 5, 6, 19, 20, 28, 38, 39, 149, 150), 150, 256)
-_EXP01 = _ours((3, 6, 9, 20), 1, 20, 3, 9)
-_LIKE_EXP01 = "exp01 preset_balanced preset_far_field preset_fast preset_reproducible "
-_LIKE_EXP01 += "preset_telephone preset_cnceleb preset_voip"
-SCHEDULES = dict.fromkeys([f"{name}.yaml" for name in _LIKE_EXP01.split()], _EXP01) | {
+SCHEDULES = {
     "voxceleb/resnet34.yaml": _150,
     "voxceleb/ecapa1024_aam.yaml": _150,
     "voxceleb/campplus_aam.yaml": _150,
@@ -112,22 +96,6 @@ SCHEDULES = dict.fromkeys([f"{name}.yaml" for name in _LIKE_EXP01.split()], _EXP
     "voxceleb/w2v_bert.yaml": [(0, 1e-7, 0.2), (15, 1e-4, 0.2), (44, 1e-5, 0.2), (45, 1e-5, 0.2)],
     "voxceleb/wavlm_base_plus_mhfa.yaml": _FROZEN,
     "voxceleb/wavlm_large_mhfa.yaml": _FROZEN,
-    "production.yaml": _moments(
-        (6, 20, 21, 30, 40, 149, 150),
-        lambda epoch: 0.1 * (5e-4) ** ((epoch - 6) / 144),
-        lambda epoch: ramp(epoch, 20, 40),
-        1e-4,
-    ),
-    "speechocean.yaml": _moments(
-        (1, 39, 40),
-        lambda epoch: half_cosine(1e-3, 1e-6, (epoch - 1) / 39),
-        lambda epoch: 0.2,
-        1e-6,
-    ),
-    "speechocean_fast.yaml": _ours((2, 5, 12, 20, 45), 2, 45, 5, 20),
-    "small_data.yaml": _ours((2, 12, 30, 58, 200), 2, 200, 12, 58),
-    "finetune.yaml": [(e, half_cosine(5e-3, 1e-5, e / 6), 0.2) for e in (0, 1, 3, 5, 6)],
-    "test.yaml": [(0, 2e-6, 0.0), (1, 2e-3, 0.0), (2, 1e-5, 0.0)],
 }
 """Recipe -> moments (first, around the ramp, last), each with finished epochs, learning rate and
 margin (None if the loss has none)."""

@@ -5,6 +5,8 @@ for tests.
 import torch
 import yaml
 
+from speakernet.checkpoint import write_checkpoint
+from speakernet.models.model_file import model_file_contents
 from speakernet.models.options import FAMILIES, MODELS
 from speakernet.models.speaker_net import SpeakerNet
 
@@ -58,3 +60,28 @@ def small_network(
         front_end=front_end,
         front_end_options={**mels, **front_end_options},
     )
+
+
+def tiny_resnet(embedding_dim=8, pooling="auto", front_end=None, **front_end_options):
+    """A ResNet of two blocks in evaluation mode, with the same random weights each time."""
+    torch.manual_seed(0)
+    sizes = {"channels": 8, "blocks": [1, 1]}
+    return SpeakerNet.named(
+        "ResNet", pooling, embedding_dim, sizes, front_end, front_end_options
+    ).eval()
+
+
+def write_model(path, net, **entries):
+    """Write a model file of a network with further entries; returns its path."""
+    write_checkpoint(path, model_file_contents(net, loss_normalizes=True) | entries)
+    return path
+
+
+def scoring(weight, offset, backend, **thresholds):
+    """The entries of a model file that is calibrated by score, with thresholds by name."""
+    fit = {"inputs": ["score"], "weights": [weight], "offset": offset, "prior": 0.5}
+    limits = [
+        {"name": name, "threshold": threshold, "backend": backend}
+        for name, threshold in thresholds.items()
+    ]
+    return {"calibration": {"fits": [fit | {"backend": backend}]}, "thresholds": limits}

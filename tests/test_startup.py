@@ -5,7 +5,6 @@ system.
 import errno
 import json
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -15,11 +14,9 @@ import pytest
 
 from speakernet.assembly import inputs
 from speakernet.assembly.inputs import make_synthetic_corpus
-from speakernet.cli import BROKEN_PIPE, COMMANDS, main
-from speakernet.cli.train import _training_lines
+from speakernet.cli import BROKEN_PIPE, COMMANDS
 from speakernet.config import ConfigError, load_config
 from speakernet.corpora.synthetic import FILES
-from speakernet.training.options import TrainingOptions
 
 ROOT = Path(__file__).resolve().parents[1]
 # These take a second or more to import.
@@ -164,20 +161,18 @@ def test_name_that_the_terminal_cannot_show():
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_system_error_is_one_line(error, message, monkeypatch, capsys):
-    def refused(arguments):
+def test_system_error_is_one_line(error, message, monkeypatch, refuse):
+    def fail(arguments):
         raise error
 
-    monkeypatch.setattr("speakernet.cli.list_components.run", refused)
-    assert main(["list"]) == 1
-    printed = capsys.readouterr().err.strip()
+    monkeypatch.setattr("speakernet.cli.list_components.run", fail)
+    printed = refuse("list").strip()
     assert message in printed and "\n" not in printed
 
 
-def test_presets(tmp_path, monkeypatch, capsys):
+def test_presets(tmp_path, monkeypatch, refuse):
     monkeypatch.chdir(tmp_path)
-    assert main(["train", "--config", "production"]) == 1
-    message = capsys.readouterr().err
+    message = refuse("train --config production")
     assert "data.train_list" in message and "data.test_list" in message
     assert not list(tmp_path.iterdir())
     config = load_config(["--config", "test"]).config
@@ -211,27 +206,6 @@ def test_validation_list_of_the_synthetic_corpus(tmp_path, monkeypatch):
     config = load_config(["--config", "exp01", "--train_list", "nowhere.txt"]).config
     with pytest.raises(ConfigError, match=r"nowhere\.txt"):
         make_synthetic_corpus(config)
-
-
-def test_printed_commands(tmp_path):
-    """Printed commands can be pasted into a shell even if the folder's name has a space; results
-    are fakes.
-    """
-    folder = tmp_path / "my run"
-    folder.mkdir()
-    (folder / "log.txt").write_text("12:00 WARNING speakernet one\n12:00 INFO speakernet two\n")
-    summary = {"best_stage": "", "best_epoch": 1, "epochs": 2, "performance_sentence": ""}
-    summary |= {"seconds": 90.0, "caution": ""}
-    evaluation = SimpleNamespace(lines=list, results=SimpleNamespace(initial_model=None))
-    outcome = SimpleNamespace(summary=summary, run_folder=folder, evaluation=evaluation)
-    lines = _training_lines(outcome, [], TrainingOptions(max_epochs=2, final_model="last"))
-    assert f"last model: {folder / 'best.pt'} (epoch 1)" in lines
-    assert "time: 0:01:30 for 2 epochs" in lines
-    assert f"warnings: 1, in {folder / 'log.txt'}" in lines
-    printed = lines[lines.index("next:") + 1 :]
-    scoring, other = (shlex.split(line.rpartition("    ")[0]) for line in printed)
-    assert scoring[0] == other[0] == "python" and str(folder / "best.pt") in scoring
-    assert scoring[2:4] == ["--config", str(folder / "config.yaml")]
 
 
 VERIFY = """

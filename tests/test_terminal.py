@@ -39,7 +39,7 @@ class Screen(io.StringIO):
         return rows
 
 
-@pytest.fixture()
+@pytest.fixture
 def screen(monkeypatch):
     def make(columns):
         made = Screen(columns)

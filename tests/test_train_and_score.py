@@ -1,8 +1,8 @@
 """Training, resuming and scoring through the command line on a tiny corpus, and common mistakes."""
 
-import json
 import logging
 import os
+import shlex
 import shutil
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import yaml
 
 from speakernet.cli import main
 from speakernet.files import sha256_of
+from tests.outcomes import records_of, results_of, scores_of
 from tests.tiny_recipe import write_recipe
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
@@ -23,12 +24,12 @@ evaluation: {eval_frames: 60, num_crops: 2, bootstrap_samples: 50}
 """)
 
 
-@pytest.fixture()
+@pytest.fixture
 def run_folder(tmp_path):
     return tmp_path / "exps" / "tiny"
 
 
-@pytest.fixture()
+@pytest.fixture
 def recipe(tiny_corpus, tmp_path, run_folder):
     return write_recipe(tmp_path / "tiny.yaml", tiny_corpus, run_folder, RECIPE)
 
@@ -50,18 +51,10 @@ def finished(tiny_corpus, tmp_path_factory):
     return folder / "run", path
 
 
-@pytest.fixture()
+@pytest.fixture
 def copy(finished, tmp_path):
     """A copy of the finished run that a test may change."""
-    return Path(shutil.copytree(finished[0], tmp_path / "copy"))
-
-
-def results_of(folder):
-    return json.loads((folder / "results.json").read_text())
-
-
-def scores_of(folder):
-    return [float(line.split()[2]) for line in (folder / "scores.txt").read_text().splitlines()]
+    return Path(shutil.copytree(finished[0], tmp_path / "my copy"))
 
 
 def weights_of(folder):
@@ -80,21 +73,11 @@ def test_the_run_folder(finished, tiny_corpus):
     trials = [line.split()[1:] for line in (tiny_corpus / "trials.txt").read_text().splitlines()]
     assert [line.split()[:2] for line in (run / "scores.txt").read_text().splitlines()] == trials
     assert all(score == score for score in scores_of(run))
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert {record["kind"] for record in records} >= {"step", "epoch", "evaluation"}
+    assert {record["kind"] for record in records_of(run)} >= {"step", "epoch", "evaluation"}
     # Six speakers are enough for a rough interval at every validation.
-    assert all(
-        len(record["eer_interval_percent"]) == 2
-        for record in records
-        if record["kind"] == "evaluation"
-    )
+    for record in records_of(run, "evaluation"):
+        assert len(record["eer_interval_percent"]) == 2
     assert any("chosen on" in warning for warning in results["warnings"])
-    messages = [
-        line.split(" ", 4)[-1]
-        for line in (run / "log.txt").read_text().splitlines()
-        if " INFO " in line
-    ]
-    assert all(message.strip() for message in messages), "no line of the log is empty"
 
 
 def test_few_lines_before_the_first_step(recipe, run_folder, caplog):
@@ -123,11 +106,16 @@ def test_more_epochs(finished, copy, caplog, capsys):
     assert train(finished[1], "--save_path", copy, "--initial_model", "other.pt") == 0
     assert "initial model other.pt" in caplog.text and (copy / "last.pt").read_bytes() == before
     assert train(finished[1], "--save_path", copy, "--max_epoch", "3") == 0
-    epochs = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
-    assert max(line["epoch"] for line in epochs if line["kind"] == "epoch") == 3
+    assert records_of(copy, "epoch")[-1]["epoch"] == 3
+    lines = capsys.readouterr().out.splitlines()
+    assert f"best model: {copy / 'best.pt'} (epoch " in " ".join(lines)
     # Options from the command line are only in the run's copy, so the next commands must name that
-    # copy.
-    assert f"trainSpeakerNet.py --config {copy}/config.yaml --eval" in capsys.readouterr().out
+    # copy; they can be pasted into a shell although its name has a space.
+    printed = [line.rpartition("    ")[0] for line in lines[lines.index("next:") + 1 :]]
+    scoring, continuing = map(shlex.split, printed)
+    for words in (scoring, continuing):
+        assert words[0] == "python" and words[2:4] == ["--config", str(copy / "config.yaml")]
+    assert scoring[-1] == str(copy / "best.pt") and continuing[-1] == "6"
 
 
 @pytest.mark.parametrize("name", ["report.html", "best.pt", ""])
@@ -160,7 +148,7 @@ def test_changed_training_list(finished, copy, tiny_corpus, tmp_path, caplog, ca
         os.utime(copy / "last.pt")
     caplog.set_level(logging.INFO)
     options = f"--train_list {without_last(tiny_corpus / 'train_list.txt', tmp_path)}"
-    assert train(finished[1], f"--save_path {copy} --train_path {tiny_corpus} {options}") == 0
+    assert train(finished[1], "--save_path", copy, f"--train_path {tiny_corpus} {options}") == 0
     after = results_of(copy)
     assert "nothing to train" not in caplog.text
     assert after["training"] == before["training"]
@@ -175,8 +163,8 @@ def test_changed_trials(finished, copy, tiny_corpus, tmp_path):
     trials = tiny_corpus / "trials.txt"
     changed = without_last(trials, tmp_path)
     options = f"--test_list {changed} --test_path {tiny_corpus} --data.validation_list {trials}"
-    options += f" --data.validation_path {tiny_corpus} --save_path {copy}"
-    assert train(finished[1], options) == 0
+    options += f" --data.validation_path {tiny_corpus}"
+    assert train(finished[1], options, "--save_path", copy) == 0
     after = results_of(copy)
     assert after["num_trials"] == before["num_trials"] - 1
     assert sha256_in(after, "trials") == sha256_of(changed)
@@ -208,11 +196,9 @@ def test_scoring_a_finished_run(finished, copy):
         return {path.name: path.read_bytes() for path in copy.iterdir() if path.is_file()}
 
     before = files()
-    missing = (
-        "--train_list nowhere --train_path nowhere --musan_path nowhere --rir_path nowhere "
-        f"--initial_model {copy}/best.pt --save_path {copy}"
-    )
-    assert train(finished[1], "--eval", missing) == 0
+    missing = "--train_list nowhere --train_path nowhere --musan_path nowhere --rir_path nowhere"
+    own = ("--initial_model", copy / "best.pt", "--save_path", copy)
+    assert train(finished[1], "--eval", missing, *own) == 0
     folder = copy / "eval" / "trials"
     assert {path.name for path in folder.iterdir()} >= {"results.json", "scores.txt", "report.html"}
     assert files() == before

@@ -8,14 +8,15 @@ import pytest
 import torch
 
 from speakernet.assembly import fine_tuning
-from speakernet.checkpoint import read_own_checkpoint, write_checkpoint
+from speakernet.checkpoint import read_own_checkpoint
 from speakernet.cli import load_configuration, main
 from speakernet.data.lists import read_trials
 from speakernet.evaluation.files import Evaluation
 from speakernet.evaluation.results import Results
 from speakernet.evaluation.speakers import speakers_of
-from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
+from tests.outcomes import results_of
+from tests.small_networks import scoring, write_model
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
 RECIPE = """# small fine-tuning; does not describe the network
@@ -35,9 +36,6 @@ augment: {{enabled: false}}
 FRONT_END = {"num_mels": 24, "scale": 1.0, "window": "povey"}
 
 
-FIT = {"inputs": ["score"], "weights": [2.0], "offset": 0.1, "prior": 0.5, "backend": {"theirs": 1}}
-
-
 @pytest.fixture(scope="module")
 def given(tmp_path_factory):
     """A model file without default values: a different front end, size and width, with a mean and a
@@ -47,26 +45,18 @@ def given(tmp_path_factory):
     options = {"channels": 8, "blocks": [1, 1, 1, 1], "stem_stride": 2}
     net = SpeakerNet.named("ResNet", "ASP", 24, options, "fbank", FRONT_END, sample_rate=8000)
     path = tmp_path_factory.mktemp("given") / "theirs.pt"
-    contents = model_file_contents(
+    summary = {"imported_from": "somebody", "licence": "CC BY 4.0"}
+    return write_model(
+        path,
         net,
-        loss_normalizes=True,
-        training_summary={
-            "imported_from": "somebody",
-            "licence": "CC BY 4.0",
-            "trained_on": "their voices",
-        },
+        embedding_mean=torch.ones(24),
+        embedding_mean_of={"embedding": "theirs"},
+        training_summary=summary | {"trained_on": "their voices"},
+        **scoring(2.0, 0.1, {"theirs": 1}, theirs=0.5),
     )
-    scoring = {
-        "embedding_mean": torch.ones(24),
-        "embedding_mean_of": {"embedding": "theirs"},
-        "calibration": {"fits": [FIT]},
-        "thresholds": [{"name": "theirs", "threshold": 0.5, "backend": {"theirs": 1}}],
-    }
-    write_checkpoint(path, contents | scoring)
-    return path
 
 
-@pytest.fixture()
+@pytest.fixture
 def recipe(tiny_corpus, tmp_path):
     path = tmp_path / "tiny.yaml"
     path.write_text(RECIPE.format(root=tiny_corpus))
@@ -76,10 +66,6 @@ def recipe(tiny_corpus, tmp_path):
 def train(recipe, given, run, *options):
     words = f"train --config {recipe} --initial_model {given} --save_path {run}"
     return main([*words.split(), *options])
-
-
-def results_of(run):
-    return json.loads((run / "results.json").read_text())
 
 
 def test_network_comes_from_the_file(given, recipe):
@@ -173,7 +159,7 @@ def test_no_gain_keeps_the_initial_weights(given, recipe, tmp_path, caplog):
     assert "no epoch was better than the initial model" in (run / "report.html").read_text()
 
 
-@pytest.fixture()
+@pytest.fixture
 def compared(given, recipe, monkeypatch):
     """A function that compares scores of the initial model with those of a trained one."""
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from speakernet import distributed
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs, with_default_paths
 from speakernet.assembly.runs import score_experiment, train_experiment
-from speakernet.checkpoint import write_checkpoint
 from speakernet.config import Config, load_config
 from speakernet.config.schema import with_changes
 from speakernet.corpora.pack_inputs import FolderInput
@@ -25,15 +25,14 @@ from speakernet.data.audio import read_audio, write_audio
 from speakernet.data.packing import pack, pack_part
 from speakernet.data.parts import WorkPart
 from speakernet.distributed import refuse_differences
-from speakernet.models.model_file import model_file_contents
-from tests.small_networks import small_network
+from tests.small_networks import tiny_resnet, write_model
 from tests.tiny_recipe import two_stages, write_recipe
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
 CPU = torch.device("cpu")
 
 
-@pytest.fixture()
+@pytest.fixture
 def opened(lists, monkeypatch):
     """The name of a list for each time its file is opened during the test."""
     found = []
@@ -54,7 +53,7 @@ def opened(lists, monkeypatch):
     return found
 
 
-@pytest.fixture()
+@pytest.fixture
 def looked_up(monkeypatch):
     """The number of names in each list whose headers are read from the audio or the cache."""
     found = []
@@ -68,7 +67,7 @@ def looked_up(monkeypatch):
     return found
 
 
-@pytest.fixture()
+@pytest.fixture
 def lists(tiny_corpus, tmp_path):
     """A folder with a training, a validation and a test list."""
     trials = (tiny_corpus / "trials.txt").read_text(encoding="utf-8").splitlines(keepends=True)
@@ -80,20 +79,14 @@ def lists(tiny_corpus, tmp_path):
     return tmp_path
 
 
-CHANGES = {
-    "data": {"batch_size": 8, "crop_frames": 50},
-    "training": {"stages": two_stages(1, 1, 60)},
-    "evaluation": {
-        "num_crops": 1,
-        "eval_frames": 60,
-        "bootstrap_samples": 0,
-        "subtract_mean": True,
-        "mean_utterances": 7,
-        "score_norm": "as",
-        "cohort_utterances": 1,
-        "cohort_size": 4,
-    },
-}
+CHANGES = yaml.safe_load("""
+data: {batch_size: 8, crop_frames: 50}
+training: {}
+evaluation:
+  {num_crops: 1, eval_frames: 60, bootstrap_samples: 0, subtract_mean: true, mean_utterances: 7,
+  score_norm: as, cohort_utterances: 1, cohort_size: 4}
+""")
+CHANGES["training"]["stages"] = two_stages(1, 1, 60)
 """One epoch and a second stage of one epoch, with every option of scoring that needs the training
 list."""
 
@@ -118,8 +111,7 @@ def test_lists_are_read_once(lists, tiny_corpus, opened, looked_up, caplog):
 
 
 def test_scoring_reads_one_list(lists, tiny_corpus, opened, looked_up):
-    model = lists / "model.pt"
-    write_checkpoint(model, model_file_contents(small_network("ResNet"), loss_normalizes=True))
+    model = write_model(lists / "model.pt", tiny_resnet())
     plain = f"--evaluation.subtract_mean=false --score_norm=none --initial_model={model}"
     score_experiment(loaded(lists, tiny_corpus, *plain.split()))
     assert opened == ["test.txt"] and looked_up == [15]
@@ -146,12 +138,11 @@ def disks(tmp_path_factory):
     """
     root = tmp_path_factory.mktemp("disks")
     for row, name in enumerate(NAMES):
-        (root / "files" / name).parent.mkdir(parents=True, exist_ok=True)
-        write_audio(root / "files" / name, torch.sin(torch.arange(800 + row) / 9).numpy(), 16000)
+        write_audio(root / "files" / name, torch.sin(torch.arange(800 + row) / 9).numpy())
     shutil.copytree(root / "files", root / "altered")
-    write_audio(root / "altered" / NAMES[2], -read_audio(root / "files" / NAMES[2]), 16000)
+    write_audio(root / "altered" / NAMES[2], -read_audio(root / "files" / NAMES[2]))
     shutil.copytree(root / "files", root / "longer")
-    write_audio(root / "longer" / NAMES[2], torch.sin(torch.arange(900) / 9).numpy(), 16000)
+    write_audio(root / "longer" / NAMES[2], torch.sin(torch.arange(900) / 9).numpy())
     pack(FolderInput(root / "files"), root / "whole")
     pack(FolderInput(root / "altered"), root / "other")
     for number in (1, 2, 3):
@@ -171,7 +162,6 @@ def found_by(disks, audio):
 def test_facts_of_the_training_corpus(tmp_path):
     """One speaker with 2 s recorded at 8 kHz, another with 1 s and 3 s at 16 kHz: six seconds."""
     for name, seconds, rate in (("a/0.wav", 2, 8000), ("b/0.wav", 1, 16000), ("b/1.wav", 3, 16000)):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
         write_audio(tmp_path / name, np.zeros(seconds * rate, dtype=np.float32), rate)
     path = tmp_path / "train_list.txt"
     path.write_text("a a/0.wav\nb b/0.wav\nb b/1.wav\n")
@@ -189,7 +179,7 @@ def test_facts_of_the_training_corpus(tmp_path):
     assert Inputs(config, CPU).corpus_facts()["is_synthetic"]
 
 
-@pytest.fixture()
+@pytest.fixture
 def compare_ranks(monkeypatch):
     """Compare the inputs of rank 0 with those of another rank."""
 

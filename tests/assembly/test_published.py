@@ -2,16 +2,14 @@
 offline; pushed.
 """
 
-import functools
 import hashlib
-import http.server
 import re
-import threading
 from pathlib import Path
 
 import huggingface_hub.constants as constants
 import pytest
 import torch
+import yaml
 
 import speakernet
 from speakernet.assembly.published import cache_path, fetch
@@ -27,16 +25,10 @@ REFERENCE = (
     Path(__file__).resolve().parents[3] / "shared" / "reference" / "campplus_3dspeaker_192.pt"
 )
 CASE = next(case for case in GOLDEN if case.get("note") == "custom")
-ENTRY = {
-    **{
-        "importer": "redimnet",
-        "model": "ReDimNet",
-        "licence": "MIT",
-        "trained_on": "nothing",
-        "sample_rate": 16000,
-    },
-    **{"eer": {"VoxCeleb1-O": 1.5}, "parameters": "0.3 M"},
-}
+ENTRY = yaml.safe_load("""
+{importer: redimnet, model: ReDimNet, licence: MIT, trained_on: nothing, sample_rate: 16000,
+eer: {VoxCeleb1-O: 1.5}, parameters: 0.3 M}
+""")
 
 
 @pytest.fixture(scope="module")
@@ -47,33 +39,22 @@ def checkpoint(tmp_path_factory):
     return path
 
 
-class Files(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_):
-        """Log nothing."""
-
-
-@pytest.fixture()
+@pytest.fixture
 def server(checkpoint, tmp_path, monkeypatch):
     """A local hub with the checkpoint, and the names `redimnet/tiny` (on the hub) and
     `redimnet/address`.
     """
     monkeypatch.setenv("SPEAKERNET_CACHE", str(tmp_path / "ours"))
-    files = http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), functools.partial(Files, directory=checkpoint.parent)
-    )
-    threading.Thread(target=functools.partial(files.serve_forever, 0.05), daemon=True).start()
-    table = {
-        "redimnet/tiny": {**ENTRY, "hub": "authors/tiny", "files": ["absent.pt", "tiny.pt"]},
-        "redimnet/address": {**ENTRY, "url": f"http://127.0.0.1:{files.server_port}/tiny.pt"},
-    }
-    monkeypatch.setattr(published, "catalogue", lambda: table)
     (folder := tmp_path / "authors").mkdir()
     (folder / "tiny.pt").write_bytes(checkpoint.read_bytes())
     with local_hub(monkeypatch, tmp_path / "hub") as hub:
         hub.folders["authors/tiny"] = folder
+        table = {
+            "redimnet/tiny": {**ENTRY, "hub": "authors/tiny", "files": ["absent.pt", "tiny.pt"]},
+            "redimnet/address": {**ENTRY, "url": f"{hub.address}/authors/tiny/tiny.pt"},
+        }
+        monkeypatch.setattr(published, "catalogue", lambda: table)
         yield hub
-    files.shutdown()
-    files.server_close()
 
 
 def refused(capsys, *words):
@@ -104,12 +85,12 @@ def test_table():
         assert published.catalogue()["3dspeaker/campplus-zh-en"]["sha256"] == sha256_of(REFERENCE)
 
 
-def test_names_as_model_files(server, checkpoint, tmp_path, monkeypatch, capsys):
+def test_names_as_model_files(server, checkpoint, tmp_path, monkeypatch, capsys, succeed):
     # The connection is cut once; the library keeps complete blocks.
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 65536)
     server.cut_at = checkpoint.stat().st_size // 2
     for name in ("redimnet/tiny", "redimnet/address"):
-        assert main(["fetch", name, "--out", str(tmp_path / "copy.pt")]) == 0
+        succeed(f"fetch {name} --out {tmp_path}/copy.pt")
         summary = read_checkpoint(tmp_path / "copy.pt")["training_summary"]
         assert (
             summary["licence"] == "MIT"
@@ -129,7 +110,7 @@ def test_names_as_model_files(server, checkpoint, tmp_path, monkeypatch, capsys)
     found = verifier.embed_features(features)[0]
     assert (found - wanted).norm() / wanted.norm() < 1e-4
     assert main(["info", "redimnet/address"]) == 0 and "MIT" in capsys.readouterr().out
-    assert main(["models"]) == 0
+    succeed("models")
     listed = capsys.readouterr().out.splitlines()
     assert len(listed) == 5 and re.search(
         r"redimnet/tiny +1\.5 +- +0\.3 M +1 MB +MIT +yes +nothing", listed[1]
@@ -142,7 +123,7 @@ def test_names_as_model_files(server, checkpoint, tmp_path, monkeypatch, capsys)
     )
 
 
-def test_unexpected_content(server, checkpoint, tmp_path, capsys):
+def test_unexpected_content(server, checkpoint, tmp_path, capsys, succeed):
     right = sha256_of(checkpoint)
     wrong = "0" * 64
     for name in published.catalogue():
@@ -156,7 +137,7 @@ def test_unexpected_content(server, checkpoint, tmp_path, capsys):
             and not models_kept(tmp_path)
         )
         del published.catalogue()[name]["sha256"]
-        assert main(["fetch", name]) == 0
+        succeed(f"fetch {name}")
         # Without a published checksum, the checksum of the first fetch counts.
         cache_path(name).unlink()
         note = cache_path(name).with_suffix(".sha256")
@@ -166,7 +147,7 @@ def test_unexpected_content(server, checkpoint, tmp_path, capsys):
         note.unlink()
 
 
-def test_names_that_cannot_be_fetched(server, tmp_path, monkeypatch, capsys):
+def test_names_that_cannot_be_fetched(server, tmp_path, monkeypatch, capsys, succeed):
     server.private.add("authors/tiny")
     server.folders["authors/empty"] = tmp_path / "hub"
     (tmp_path / "hub").mkdir()
@@ -186,7 +167,7 @@ def test_names_that_cannot_be_fetched(server, tmp_path, monkeypatch, capsys):
     # A mistyped path is not taken for a name on the hub.
     assert "give a model file" in refused(capsys, "verify", "a", "b", "--model", f"{tmp_path}/best")
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    assert main(["fetch", "redimnet/tiny"]) == 0
+    succeed("fetch redimnet/tiny")
     cache_path("redimnet/tiny").unlink()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -209,11 +190,11 @@ def test_no_code_is_run(server, tmp_path, monkeypatch, capsys):
     assert not Path("harmed").exists() and not models_kept(tmp_path)
 
 
-def test_push(server, tmp_path, monkeypatch, capsys):
+def test_push(server, tmp_path, monkeypatch, capsys, succeed):
     file = str(fetch("redimnet/tiny"))
     assert "hf auth login" in refused(capsys, "push", "us/voices", "--model", file)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    assert main(["push", "us/voices", "--model", file, "--private"]) == 0
+    succeed(f"push us/voices --model {file} --private")
     assert f"{server.address}/us/voices" in capsys.readouterr().out
     folder = server.folders["us/voices"]
     assert sha256_of(folder / "model.pt") == sha256_of(file) and "us/voices" in server.private

@@ -2,10 +2,8 @@
 mistakes.
 """
 
-import json
 import shutil
 from pathlib import Path
-from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -18,7 +16,8 @@ from speakernet.evaluation.embedding import Embedder, one_pass
 from speakernet.evaluation.files import find_scores
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.training.trackers import scalars
-from tests.test_train_and_score import results_of, scores_of
+from tests.evaluation.test_embedding import Counting
+from tests.outcomes import records_of, results_of, scores_of
 from tests.tiny_recipe import write_recipe
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
@@ -70,25 +69,7 @@ def score(run, folder, words):
 
 def columns_of(run):
     """Epoch -> list -> figures."""
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return {
-        record["epoch"]: record["test_lists"]
-        for record in records
-        if record["kind"] == "evaluation"
-    }
-
-
-class Counting:
-    """A network that counts what it embeds."""
-
-    sample_rate = 16000
-    min_samples = 400
-    count = 0
-    preparation: ClassVar[dict[str, Any]] = {}
-
-    def embed(self, waveforms, lengths, *, sample_rate):
-        self.count += len(waveforms)
-        return waveforms[:, 1000:1004].clone()
+    return {record["epoch"]: record["test_lists"] for record in records_of(run, "evaluation")}
 
 
 def test_utterances_are_embedded_once(tiny_corpus, lists):

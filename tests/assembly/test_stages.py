@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from speakernet import distributed
 from speakernet.assembly import fine_tuning, runs
@@ -27,25 +28,15 @@ from tests.tiny_recipe import two_stages, write_recipe
 SPEAKERS = 8
 
 
-CHANGES = {
-    "data": {"batch_size": 8, "crop_frames": 50, "ram_corpus": "on"},
-    "augment": {"enabled": True, "speed_factors": [0.9, 1.0, 1.1]},
-    "frontend": {"spec_augment": True},
-    "loss": {"name": "aamsoftmax"},
-    "training": {
-        "test_interval": 2,
-        "average_checkpoints": 2,
-        "save_steps": 1,
-        "stages": two_stages(2, 2, 70),
-    },
-    "evaluation": {"num_crops": 1, "eval_frames": 60, "bootstrap_samples": 0},
-}
-"""Two epochs and a second stage of two, with everything that is random."""
-
-
-def loaded(corpus, run, *options):
-    recipe = write_recipe(run.parent / f"{run.name}.yaml", corpus, run, CHANGES)
-    return load_config(["--config", str(recipe), *options])
+CHANGES = yaml.safe_load("""
+data: {batch_size: 8, crop_frames: 50, ram_corpus: "on"}
+augment: {enabled: true, speed_factors: [0.9, 1.0, 1.1]}
+frontend: {spec_augment: true}
+loss: {name: aamsoftmax}
+training: {test_interval: 1, average_checkpoints: 0, save_steps: 1}
+evaluation: {num_crops: 1, eval_frames: 60, bootstrap_samples: 0}
+""")
+"""Everything that is random."""
 
 
 @dataclasses.dataclass
@@ -114,11 +105,39 @@ def stages(monkeypatch):
     return seen
 
 
-def test_start_of_the_second_stage(tiny_corpus, tmp_path, stages):
+STAGES = yaml.safe_load("""
+- name: head
+  epochs: 1
+  training: {ema_decay: 0.5}
+  augment: {speed_factors: [0.9, 1.0, 1.1]}
+- name: joint
+  epochs: 2
+  optimizer: {name: sgd, learning_rate: 0.01}
+  data: {crop_frames: 60}
+- name: long
+  epochs: 1
+  loss: {margin: 0.4}
+  augment: {enabled: false}
+""")
+
+
+@pytest.fixture
+def staged(tiny_corpus, tmp_path):
+    """A function that makes the configuration of a run of three stages."""
+
+    def make(name, *options, stages=STAGES):
+        path = tmp_path / f"{name}.yaml"
+        later = {"training": {"stages": stages}}
+        recipe = write_recipe(path, tiny_corpus, tmp_path / name, CHANGES, later)
+        return load_config(["--config", str(recipe), *options])
+
+    return make
+
+
+def test_start_of_the_second_stage(staged, tmp_path, stages):
     run = tmp_path / "run"
-    train_experiment(
-        loaded(tiny_corpus, run, "--training.ema_decay", "0.9", "--data.device_resident", "on")
-    )
+    words = "--training.ema_decay 0.9 --training.average_checkpoints 2 --data.device_resident on"
+    train_experiment(staged("run", *words.split(), stages=two_stages(2, 2, 70)))
     assert "resident corpus" in dict(stages["parts"]) and stages["alive"] == []
     kept = [
         torch.load(path, weights_only=True)
@@ -164,36 +183,6 @@ def assert_same(one, other, names):
     for name in names:
         found = [digests(folder / name) for folder in (one, other)]
         assert found[0] == found[1], name
-
-
-STAGES = [
-    {
-        "name": "head",
-        "epochs": 1,
-        "training": {"ema_decay": 0.5},
-        "augment": {"speed_factors": [0.9, 1.0, 1.1]},
-    },
-    {
-        "name": "joint",
-        "epochs": 2,
-        "optimizer": {"name": "sgd", "learning_rate": 0.01},
-        "data": {"crop_frames": 60},
-    },
-    {"name": "long", "epochs": 1, "loss": {"margin": 0.4}, "augment": {"enabled": False}},
-]
-
-
-@pytest.fixture
-def staged(tiny_corpus, tmp_path):
-    """A function that makes the configuration of a run of three stages."""
-
-    def make(name, *options, stages=STAGES):
-        training = {"average_checkpoints": 0, "stages": stages}
-        values = {**CHANGES, "training": {"test_interval": 1, "save_steps": 1, **training}}
-        recipe = write_recipe(tmp_path / f"{name}.yaml", tiny_corpus, tmp_path / name, values)
-        return load_config(["--config", str(recipe), *options])
-
-    return make
 
 
 def test_stages_resume(staged, tmp_path, monkeypatch, stages, caplog):

@@ -4,6 +4,7 @@ import itertools
 import json
 
 import numpy as np
+import yaml
 
 from speakernet.data.lists import StringTable, TrialList, read_trials, write_trials
 from speakernet.evaluation.figures import figures
@@ -13,7 +14,35 @@ from speakernet.evaluation.results import Results
 from speakernet.evaluation.scoring import cosine_scores, mean_embeddings
 from speakernet.evaluation.speakers import speakers_of
 
-LISTS = {"trials": "trials", "training": "train_list", "validation": "held_out"}
+FACTS = yaml.safe_load("""
+seconds: 1.5
+model: {name: ResNetSE34L, options: {pooling: SAP}}
+num_parameters: 1_437_080
+training: {speakers: 96, utterances: 1440, hours: 1.43}
+date: "2026-01-02 10:20"
+lists:
+  - {role: trials, name: trials.txt, sha256: "0"}
+  - {role: training, name: train_list.txt, sha256: "1"}
+  - {role: validation, name: held_out.txt, sha256: "2"}
+machine: {cpu: a processor, memory_bytes: 8589934592}
+warnings: [the best checkpoint was chosen on this very list]
+slices:
+  - by: duration of the shorter side
+    note: ""
+    rows:
+      - {label: under 2 s, num_trials: 40, num_targets: 6, note: only 6 targets,
+         eer_percent: 9.0, eer_interval_percent: [4.0, 14.0]}
+      - {label: 2 s and more, num_trials: 40, num_targets: 0, note: no targets, eer_percent: null}
+sweep:
+  - kind: noise
+    axis: signal-to-noise ratio (dB)
+    note: ""
+    rows:
+      - {label: none, eer_percent: 5.0, eer_interval_percent: [4.0, 6.0]}
+      - {label: "10", eer_percent: 8.0, eer_interval_percent: [7.0, 9.0]}
+      - {label: "0", eer_percent: 20.0, eer_interval_percent: [19.0, 21.0]}
+""")
+"""Entries of results that no test computes."""
 
 
 def trials_of(names, pairs, labels):
@@ -47,35 +76,9 @@ def make_run(folder, trials, noise=1.2, seed=1):
     results = figures(
         trials, scores, speakers, EvaluationOptions(bootstrap_samples=50), 0
     ).to_dict()
-    rows = [
-        {"label": "under 2 s", "num_trials": 40, "num_targets": 6, "note": "only 6 targets"}
-        | {"eer_percent": 9.0, "eer_interval_percent": [4.0, 14.0]},
-        {"label": "2 s and more", "num_trials": 40, "num_targets": 0, "note": "no targets"}
-        | {"eer_percent": None},
-    ]
-    steps = [
-        {"label": label, "eer_percent": value, "eer_interval_percent": [value - 1, value + 1]}
-        for label, value in (("none", 5.0), ("10", 8.0), ("0", 20.0))
-    ]
-    results |= {
-        "seconds": 1.5,
-        "model": {"name": "ResNetSE34L", "options": {"pooling": "SAP"}},
-        "num_parameters": 1_437_080,
-        "training": {"speakers": 96, "utterances": 1440, "hours": 1.43},
-        "date": "2026-01-02 10:20",
-        "checkpoint": {"path": str(folder / "best.pt"), "sha256": "c" * 64},
-        "lists": [
-            {"role": role, "name": f"{name}.txt", "sha256": str(number) * 64}
-            for number, (role, name) in enumerate(LISTS.items())
-        ],
-        "machine": {"cpu": "a processor", "memory_bytes": 2**33},
-        "command": "trainSpeakerNet.py --config <exp01.yaml> --save_path " + "exps/long_name_" * 12,
-        "warnings": ["the best checkpoint was chosen on this very list"],
-        "slices": [{"by": "duration of the shorter side", "note": "", "rows": rows}],
-        "sweep": [
-            {"kind": "noise", "axis": "signal-to-noise ratio (dB)", "note": "", "rows": steps}
-        ],
-    }
+    command = "trainSpeakerNet.py --config <exp01.yaml> --save_path " + "exps/long_name_" * 12
+    checkpoint = {"path": str(folder / "best.pt"), "sha256": "c" * 64}
+    results |= FACTS | {"checkpoint": checkpoint, "command": command}
     (folder / "results.json").write_text(json.dumps(results))
     lines = []
     for step in range(1, 41):

@@ -12,8 +12,6 @@ import pytest
 
 from speakernet.cli import main
 from speakernet.data.lists import (
-    StringTable,
-    TrialList,
     identify_trials,
     read_trials,
     repeated_trials,
@@ -33,16 +31,17 @@ from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import GroupResult, Results, SliceResult, SweepResult
 from speakernet.evaluation.speakers import speakers_of
 from tests.evaluation.report_runs import make_trials, trials_of
+from tests.outcomes import results_of
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
 
 
-@pytest.fixture()
+@pytest.fixture
 def trials(tmp_path):
     return make_trials(tmp_path / "trials.txt")
 
 
-@pytest.fixture()
+@pytest.fixture
 def systems(tmp_path, trials, random):
     """A system, a worse one and a better one, as folders of scores; their scores by name."""
     found = {}
@@ -52,7 +51,7 @@ def systems(tmp_path, trials, random):
     return found
 
 
-@pytest.fixture()
+@pytest.fixture
 def run(monkeypatch, tmp_path, trials, capsys):
     """A function that runs a command on the trials in the folder of the systems; its status and
     output.
@@ -65,10 +64,6 @@ def run(monkeypatch, tmp_path, trials, capsys):
         return status, written.out + written.err
 
     return command
-
-
-def results_in(folder):
-    return json.loads((Path(folder) / "results.json").read_text())
 
 
 def test_compare(trials, systems, run):
@@ -88,9 +83,9 @@ def test_compare(trials, systems, run):
 
 @pytest.mark.parametrize("command", ["evaluate --scores a", "compare a b"])
 @pytest.mark.parametrize("wrong", ["--priors 1.5", "--priors 0.0", "--draws -1", "--draws 99"])
-def test_wrong_options_are_named(command, wrong, trials, systems, run, capsys):
-    assert main(f"{command} --trials {trials.source} {wrong}".split()) == 1
-    assert wrong.removeprefix("--priors ") in capsys.readouterr().err
+def test_wrong_options_are_named(command, wrong, trials, systems, run, refuse):
+    err = refuse(f"{command} --trials {trials.source} {wrong}")
+    assert wrong.removeprefix("--priors ") in err
 
 
 def test_fusion(trials, run, random):
@@ -113,7 +108,7 @@ def test_fusion(trials, run, random):
         status, out = run("evaluate", "--scores", *files, *wrong)
         assert status == 1 and message in out
     status, out = run("evaluate", "--scores", *files, *fitting, "--save_path", "fused")
-    results = results_in("fused")
+    results = results_of(Path("fused"))
     assert status == 0 and "Cllr" in out
     assert results["eer_percent"] < min(eer(scores, trials.labels) for scores in heard)
     assert (
@@ -125,7 +120,7 @@ def test_fusion(trials, run, random):
     # Scores that are already log-likelihood ratios are evaluated without a fit.
     words = "evaluate --scores fused/scores.txt --scores_are_llrs --save_path again"
     assert run(*words.split())[0] == 0
-    assert results_in("again")["cllr"] == pytest.approx(results["cllr"], abs=1e-3)
+    assert results_of(Path("again"))["cllr"] == pytest.approx(results["cllr"], abs=1e-3)
 
 
 def test_run_in_its_eval_folder(systems, run):
@@ -142,15 +137,15 @@ def test_run_in_its_eval_folder(systems, run):
     assert "A and B are equal" in run("compare", "run", "b")[1]
 
 
-def test_several_systems_with_a_stored_list(systems, run, capsys):
+def test_several_systems_with_a_stored_list(systems, run, capsys, succeed, refuse):
     for name in "abc":
         assert run("evaluate", "--scores", name, "--save_path", f"{name}/eval/trials")[0] == 0
         Path(name, "scores.txt").rename(f"{name}.txt")
-    values = results_in("a/eval/trials") | {
+    values = results_of(Path("a/eval/trials")) | {
         "warnings": ["the best checkpoint was chosen on this very list: x"]
     }
     Path("a/eval/trials/results.json").write_text(json.dumps(values))
-    assert main(["compare", "a", "b", "c", "--draws", "100"]) == 0
+    succeed("compare a b c --draws 100")
     out = capsys.readouterr().out
     assert (
         "A is better than B" in out
@@ -161,10 +156,9 @@ def test_several_systems_with_a_stored_list(systems, run, capsys):
         4
     ]
     # A score file has no labels, so they come from the folder, in any order.
-    assert main(["compare", "a.txt", "b", "--draws", "100"]) == 0
-    assert main(["compare", "a.txt", "b.txt"]) == 1
-    assert main(["compare", "a"]) == 1
-    assert "--trials" in capsys.readouterr().err
+    succeed("compare a.txt b --draws 100")
+    assert "--trials" in refuse("compare a.txt b.txt")
+    assert "at least two" in refuse("compare a")
 
 
 def test_other_results_are_not_overwritten(trials, systems, run):
@@ -250,10 +244,9 @@ def test_published_lists(shared_data, tmp_path):
 
 
 def counted(num_trials, num_targets, name="id1{:04d}/abcdefghijk/00001.wav"):
-    names = StringTable.from_strings(name.format(row) for row in range(2))
-    labels = (np.arange(num_trials) < num_targets).astype(np.int8)
-    zeros = np.zeros(num_trials, np.int32)
-    return TrialList(names, zeros, zeros + 1, labels, "nowhere")
+    names = [name.format(row) for row in range(2)]
+    pairs = np.tile([0, 1], (num_trials, 1))
+    return trials_of(names, pairs, np.arange(num_trials) < num_targets)
 
 
 def test_published_lists_by_counts_and_names():
@@ -357,7 +350,7 @@ def test_significance_after_correction():
     assert p_value_of(np.empty(0)) == p_value_of(np.zeros(5)) == 1.0
 
 
-def test_labels_of_evaluate(systems, trials, run, capsys):
+def test_labels_of_evaluate(systems, trials, run, capsys, succeed):
     """Labels come from a folder or the fourth column, as in `compare`."""
     assert run("evaluate", "--scores", "a", "--save_path", "kept")[0] == 0
     names = list(trials.names)
@@ -375,7 +368,7 @@ def test_labels_of_evaluate(systems, trials, run, capsys):
     ]
     Path("labelled.txt").write_text("".join(lines))
     for given in ("kept", "labelled.txt"):
-        assert main(["evaluate", "--scores", given, "--draws", "0"]) == 0
+        succeed(f"evaluate --scores {given} --draws 0")
         assert f"EER {eer(systems['a'], trials.labels):.3f} %" in capsys.readouterr().out
 
 
@@ -404,7 +397,7 @@ DRAWN = {"num_draws", "min_dcf_interval", "interval_note", "det_band"}
 CALIBRATED = {"cllr", "act_dcf", "calibration_loss"}
 
 
-@pytest.fixture()
+@pytest.fixture
 def scores(trials, random):
     return random.standard_normal(len(trials)) + 2.0 * trials.labels
 

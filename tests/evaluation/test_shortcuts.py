@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from speakernet.data.lists import StringTable, TrialList
 from speakernet.data.lookup import COLUMNS, PCM_S16, LookupTable
@@ -96,10 +97,10 @@ def test_quantities_of_headers():
     trials = TrialList(names, np.zeros(1), np.ones(1), None, "trials.txt")
     table = LookupTable(16000, columns)
     quantities = {item.name: item for item in quantities_of(table, trials, np.zeros(3))}
-    np.testing.assert_allclose(quantities["duration"].values, np.log([1, 2, np.nan]))
-    np.testing.assert_allclose(quantities["sample rate"].values, np.log([8000, 16000, np.nan]))
+    assert_allclose(quantities["duration"].values, np.log([1, 2, np.nan]))
+    assert_allclose(quantities["sample rate"].values, np.log([8000, 16000, np.nan]))
     assert quantities["format"].category == ".flac files"
-    np.testing.assert_array_equal(quantities["format"].values, [0, 1, np.nan])
+    assert_array_equal(quantities["format"].values, [0, 1, np.nan])
 
 
 def test_few_speakers():

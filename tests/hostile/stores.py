@@ -7,12 +7,10 @@ import signal
 
 import torch
 from runs import end_of_output, fault
-from targets import tiny_net
 
-from speakernet.checkpoint import write_checkpoint
 from speakernet.inference.people import PeopleStore
 from speakernet.inference.store_file import HALF_WORD
-from speakernet.models.model_file import model_file_contents
+from tests.small_networks import tiny_resnet, write_model
 
 KILL = -signal.SIGKILL
 """Instead of an error number: the process is killed there."""
@@ -33,10 +31,10 @@ class StoreFaults:
         whole = self.folder / "whole"
         whole.mkdir(parents=True)
         for seed, name in enumerate(("model.pt", "new.pt")):
-            net = tiny_net()
+            net = tiny_resnet()
             with torch.no_grad():
                 net.embedding.weight.add_(seed)
-            write_checkpoint(self.folder / name, model_file_contents(net, loss_normalizes=True))
+            write_model(self.folder / name, net)
         people = enumerate(("Ada", GONE, "Bo"))
         enrolled = [self._enroll(whole, name, speaker) for speaker, name in people]
         # Embedding again with the same model makes a backup with everybody.

@@ -37,8 +37,8 @@ from speakernet.evaluation.slices import read_metadata
 from speakernet.evaluation.speakers import read_csv
 from speakernet.files import sha256_of
 from speakernet.models.model_file import load_model_file, model_file_contents
-from speakernet.models.speaker_net import SpeakerNet
 from tests.outcomes import digest
+from tests.small_networks import scoring, tiny_resnet
 
 RATE = 16_000
 NAMES = [f"spk{speaker}/{name}.wav" for speaker in (1, 2, 3) for name in "ab"]
@@ -137,24 +137,12 @@ runtime: {device: cpu, seed: 3}
 """
 
 
-def tiny_net():
-    torch.manual_seed(3)
-    return SpeakerNet.named(
-        "ResNet", embedding_dim=8, model_options={"channels": 8, "blocks": [1], "stem_stride": 4}
-    )
-
-
 def tiny_model():
     summary = {"epoch": 2, "step": 20, "best_eer_percent": 12.5}
     backend = {"score": "cosine", "embedding": "crops", "eval_frames": 400, "num_crops": 10}
-    fit = {"backend": backend, "inputs": ["score"], "weights": [1.0], "offset": 0.0, "prior": 0.01}
-    contents = model_file_contents(tiny_net(), loss_normalizes=True, training_summary=summary)
-    return contents | {
-        "embedding_mean": torch.zeros(8),
-        "embedding_mean_of": backend,
-        "calibration": {"fits": [fit]},
-        "thresholds": [{"name": "eer", "threshold": 0.2, "backend": backend}],
-    }
+    contents = model_file_contents(tiny_resnet(), loss_normalizes=True, training_summary=summary)
+    mean = {"embedding_mean": torch.zeros(8), "embedding_mean_of": backend}
+    return contents | mean | scoring(1.0, 0.0, backend, eer=0.2)
 
 
 HOSTILE_TENSORS = (
@@ -183,7 +171,6 @@ def _load_model(folder):
 def _make_packed(folder):
     for row, name in enumerate(NAMES[:3]):
         path = folder / "audio" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_audio(path, voice(0.05 + 0.02 * row)[:, 0])
     pack(FolderInput(folder / "audio"), folder / "corpus", num_threads=1)
 

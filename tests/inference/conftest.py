@@ -3,24 +3,17 @@ uncalibrated.
 """
 
 import itertools
-import shlex
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from speakernet.checkpoint import write_checkpoint
-from speakernet.cli import main
+import speakernet
+from speakernet.corpora.synthetic.speech import draw_phones, draw_voice, lay_out, synthesise
 from speakernet.data import speech
 from speakernet.data.audio import read_audio, write_audio
-from speakernet.models.model_file import model_file_contents
-from speakernet.models.speaker_net import SpeakerNet
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from conftest import tiny_voice
+from tests.conftest import tiny_voice
+from tests.small_networks import tiny_resnet, write_model
 
 NUM_SPEAKERS = 12
 NUM_UTTERANCES = 5
@@ -39,53 +32,21 @@ def spoken(speaker, utterance, seconds=SECONDS):
     return (np.where(is_pause, 0.01, 1.0) * voice + noise).astype(np.float32)
 
 
-@pytest.fixture(scope="session")
-def succeed():
-    """Runs a command line that must succeed."""
-
-    def run(line):
-        assert main(shlex.split(line)) == 0, line
-
-    return run
-
-
-@pytest.fixture()
-def call(capsys):
-    """Runs a command line in this process: exit status, standard output, standard error."""
-
-    def run(line):
-        capsys.readouterr()
-        try:
-            status = main(shlex.split(line))
-        except SystemExit as end:
-            status = int(end.code or 0)
-        return status, *capsys.readouterr()
-
-    return run
-
-
-@pytest.fixture(scope="session")
-def speak():
-    """The synthesiser of these voices."""
-    return spoken
-
-
-@pytest.fixture(scope="session")
-def set_discriminant():
-    """Makes a network distinguish the twelve speakers of a folder."""
-    return make_discriminant
+def sentence(speaker, number, syllables=10):
+    """A sentence of a voice of the synthetic corpus with a little noise, which silero-vad takes for
+    speech; (samples,) float32.
+    """
+    generator = np.random.default_rng([speaker, number])
+    voice = draw_voice(np.random.default_rng(speaker))
+    waveform = synthesise(voice, lay_out(draw_phones(generator, syllables), generator), generator)
+    noise = 1e-3 * generator.standard_normal(len(waveform))
+    return (0.3 * waveform / np.abs(waveform).max() + noise).astype(np.float32)
 
 
 @pytest.fixture(scope="session")
 def voices(tmp_path_factory):
     """Twelve synthetic speakers with five recordings each; `trials.txt` has all pairs."""
     return write_voices(tmp_path_factory.mktemp("voices"), spoken)
-
-
-@pytest.fixture(scope="session")
-def write_all_voices():
-    """Writes a folder of as many voices of another synthesiser."""
-    return write_voices
 
 
 def write_voices(root, synthesise):
@@ -96,7 +57,7 @@ def write_voices(root, synthesise):
         for number in range(NUM_UTTERANCES)
     ]
     for name in names:
-        write_audio(root / name, synthesise(int(name[1:3]), int(name[4])), 16000)
+        write_audio(root / name, synthesise(int(name[1:3]), int(name[4])))
     lines = [
         f"{int(enrol[:3] == test[:3])} {enrol} {test}\n"
         for enrol, test in itertools.combinations(names, 2)
@@ -110,14 +71,11 @@ def uncalibrated(voices, tmp_path_factory):
     """A small network whose last layer is a linear discriminant of three recordings of each voice;
     uncalibrated.
     """
-    torch.manual_seed(0)
-    sizes = {"channels": 8, "blocks": [1, 1]}
-    net = SpeakerNet.named("ResNet", "TSTP", DIM, sizes, front_end_options={"num_mels": 24}).eval()
+    net = tiny_resnet(DIM, "TSTP", num_mels=24)
     make_discriminant(net, voices)
     path = tmp_path_factory.mktemp("model") / "small.pt"
     summary = {"licence": "MIT", "trained_on": "synthetic voices"}
-    write_checkpoint(path, model_file_contents(net, loss_normalizes=True, training_summary=summary))
-    return path
+    return write_model(path, net, training_summary=summary)
 
 
 @pytest.fixture(scope="session")
@@ -126,6 +84,12 @@ def calibrated(voices, uncalibrated, succeed, tmp_path_factory):
     path = tmp_path_factory.mktemp("calibrated") / "new" / "calibrated.pt"
     succeed(f"calibrate --model {uncalibrated} --trials {voices}/trials.txt --out {path}")
     return path
+
+
+@pytest.fixture(scope="session")
+def verifier(calibrated):
+    """The calibrated model in use."""
+    return speakernet.load(calibrated, "cpu")
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ class Printed(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-@pytest.fixture()
+@pytest.fixture
 def printed():
     handler = Printed()
     logging.root.addHandler(handler)

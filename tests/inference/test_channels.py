@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import soundfile
 
-import speakernet
 from speakernet.data.audio import audio_info, read_audio
 from speakernet.inference import channels
 from speakernet.inference.people import PeopleStore
@@ -43,11 +42,6 @@ def calls(voices, tmp_path_factory):
     for name, columns in sounds.items():
         soundfile.write(paths[name], np.stack(columns, axis=1), RATE)
     return paths
-
-
-@pytest.fixture(scope="module")
-def verifier(calibrated):
-    return speakernet.load(calibrated, "cpu")
 
 
 def cosine(first, second):
@@ -100,9 +94,6 @@ def test_what_is_said(calls, verifier, name, channel, words):
     as_array = verifier.open(samples, rate)
     assert as_array.channel_warning == recording.channel_warning
     np.testing.assert_allclose(as_array.read(), recording.read(), atol=1e-6)
-    # Every choice of the user is taken without a word.
-    for wanted in ("mix", "1", 2):
-        assert not verifier.open(calls[name], channel=wanted).channel_warning
 
 
 def test_one_channel_is_that_person(calls, voices, verifier):
@@ -127,12 +118,12 @@ def test_mono_has_no_choice(voices, verifier, monkeypatch):
     np.testing.assert_array_equal(verifier.open(path, channel=2).read(), verifier.open(path).read())
 
 
-def test_commands_say_it(calls, voices, calibrated, tmp_path, caplog, monkeypatch, call):
+def test_commands_say_it(calls, voices, calibrated, tmp_path, caplog, monkeypatch, call, succeed):
     monkeypatch.chdir(tmp_path)
     recording = calls["call"]
     model = f"--model {calibrated}"
     alone = voices / "s00/3.wav"
-    assert call(f"enroll Ada {alone} {model} --store people.db")[0] == 0
+    succeed(f"enroll Ada {alone} {model} --store people.db")
     verify = f"verify {recording} {alone} {model}"
     enroll = f"enroll Bo {recording} {model} --store other.db"
     embed = f"embed {recording} {model} --out e.npz"
@@ -147,13 +138,13 @@ def test_commands_say_it(calls, voices, calibrated, tmp_path, caplog, monkeypatc
     assert call(f"{enroll} --strict")[0] == 1
 
 
-def test_embedding_again_does_not_mix_the_other_voice_in(calls, calibrated, tmp_path, call):
+def test_embedding_again_does_not_mix_the_other_voice_in(calls, calibrated, tmp_path, succeed):
     store = tmp_path / "people.db"
     command = f"enroll Ada {calls['call']} --model {calibrated} --store {store} --channel"
-    assert call(f"{command} 1")[0] == 0
+    succeed(f"{command} 1")
     assert PeopleStore(store).recordings()[0].source == ""
     # The other channel is another recording.
-    assert call(f"{command} 2")[0] == 0
+    succeed(f"{command} 2")
     assert len(PeopleStore(store).recordings()) == 2
 
 

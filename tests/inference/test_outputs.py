@@ -8,7 +8,7 @@ import pytest
 from speakernet.cli import is_own
 
 
-@pytest.fixture()
+@pytest.fixture
 def inputs(voices, calibrated, succeed, tmp_path, monkeypatch):
     """Copies of everything that a command can read, in the working folder."""
     monkeypatch.chdir(tmp_path)
@@ -53,33 +53,22 @@ def test_an_input_is_never_an_output(inputs, voices, call):
 
 
 @pytest.mark.parametrize("name", ["notes.npz", "people.db"])
-def test_a_file_of_another_program_is_only_replaced_with_force(inputs, voices, call, name):
+def test_a_file_of_another_program_needs_force(inputs, voices, succeed, refuse, name):
     command = f"calibrate --model model.pt --trials {voices}/trials.txt"
     if name == "notes.npz":
         command = "embed a.wav --model model.pt"
         Path(name).write_bytes(b"PK\x03\x04 of another program")
     before = Path(name).read_bytes()
-    status, _, err = call(f"{command} --out {name}")
-    assert status == 1 and "--force" in err
+    assert "--force" in refuse(f"{command} --out {name}")
     assert Path(name).read_bytes() == before
-    assert call(f"{command} --out {name} --force")[0] == 0
+    succeed(f"{command} --out {name} --force")
     assert Path(name).read_bytes() != before
     # It is ours now.
     assert is_own(Path(name)) is True
-    assert call(f"{command} --out {name}")[0] == 0
+    succeed(f"{command} --out {name}")
 
 
-def test_own_files_of_every_kind_are_recognised(inputs, tmp_path, call):
-    assert call("embed a.wav --model model.pt --out e.npz")[0] == 0
-    assert call("people export --store people.db --out people.json")[0] == 0
-    assert call("export model.pt --out model.safetensors")[0] == 0
-    for name in ("model.pt", "e.npz", "people.json", "model.safetensors"):
-        assert is_own(tmp_path / name), name
-    for name in ("people.db", "trials.txt", "labels.csv", "a.wav", "missing.pt"):
-        assert not is_own(tmp_path / name), name
-
-
-def test_a_recording_of_the_cohort_is_not_replaced_by_the_model(inputs, voices, call):
+def test_a_recording_of_the_cohort_is_not_replaced_by_the_model(inputs, voices, refuse):
     """It is named by a list, not by an argument."""
     Path("cohort.txt").write_text(f"a.wav\n{voices / 's05/0.wav'}\n")
     before = Path("a.wav").read_bytes()
@@ -87,37 +76,34 @@ def test_a_recording_of_the_cohort_is_not_replaced_by_the_model(inputs, voices, 
         "calibrate --model model.pt --store people.db --cohort cohort.txt",
         "adapt --model model.pt --recordings cohort.txt",
     ):
-        status, _, err = call(f"{command} --out a.wav --force")
-        assert status == 1 and "would overwrite" in err
+        assert "would overwrite" in refuse(f"{command} --out a.wav --force")
         assert Path("a.wav").read_bytes() == before
 
 
-def test_who_replaces_only_its_own_files_of_the_same_recording(inputs, voices, call):
+def test_who_replaces_only_its_own_files(inputs, voices, call, succeed, refuse):
     for number in (1, 2):
         day = Path(f"day{number}")
         day.mkdir()
         shutil.copy(voices / f"s0{number}/0.wav", day / "meeting.wav")
     command = "who --model model.pt --out turns"
-    assert call(f"{command} day1/meeting.wav")[0] == 0
+    succeed(f"{command} day1/meeting.wav")
     first = {path.name: path.read_bytes() for path in Path("turns").iterdir()}
-    assert call(f"{command} day1/meeting.wav")[0] == 0, "the same recording again"
+    succeed(f"{command} day1/meeting.wav")
     # A different recording with the same name, turns that were corrected, or a ground truth.
     assert call(f"{command} day2/meeting.wav")[0] == 1
     assert {path.name: path.read_bytes() for path in Path("turns").iterdir()} == first
     rttm = Path("turns/meeting.rttm")
     rttm.write_text("SPEAKER meeting 1 0.000 1.000 <NA> <NA> Ada <NA> <NA>\n")
-    status, _, err = call(f"{command} day1/meeting.wav")
-    assert status == 1 and "meeting.rttm" in err
+    assert "meeting.rttm" in refuse(f"{command} day1/meeting.wav")
     assert rttm.read_text().endswith("Ada <NA> <NA>\n")
-    assert call(f"{command} day1/meeting.wav --force")[0] == 0
+    succeed(f"{command} day1/meeting.wav --force")
     assert rttm.read_bytes() == first["meeting.rttm"]
 
 
-def test_who_does_not_replace_its_transcript(inputs, call):
+def test_who_does_not_replace_its_transcript(inputs, refuse):
     shutil.copy(inputs["a.wav"], "talk.wav")
     words = Path("talk.transcript.json")
     words.write_text('[{"word": "hello", "start": 0.1, "end": 0.4}]')
     command = f"who talk.wav --model model.pt --out . --transcript {words}"
-    status, _, err = call(f"{command} --force")
-    assert status == 1 and "would overwrite" in err
+    assert "would overwrite" in refuse(f"{command} --force")
     assert "speaker" not in words.read_text()

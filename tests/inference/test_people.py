@@ -27,7 +27,7 @@ with_and_without_key = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture()
+@pytest.fixture
 def path(tmp_path):
     return tmp_path / "p.db"
 

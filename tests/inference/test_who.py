@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import soundfile
 
-import speakernet
 from speakernet.data import speech
 from speakernet.data.audio import write_audio
 from speakernet.evaluation.calibration import AffineCalibration
@@ -16,9 +15,10 @@ from speakernet.inference.decision import DecisionRule
 from speakernet.inference.identification import Namer
 from speakernet.inference.recordings import open_recording
 from speakernet.inference.who import conversation, live
-from speakernet.inference.who.clustering import cluster, cluster_up_to
-from speakernet.inference.who.conversation import Turn, cut_sections
+from speakernet.inference.who.clustering import cluster
+from speakernet.inference.who.conversation import Turn
 from speakernet.inference.who.enrolment import enroll_speaker, speaker_called
+from tests.inference.conftest import spoken
 
 VOICES = (0, 9, 5)
 ORDER = (0, 1, 2, 0, 2, 1, 0, 1, 2)
@@ -28,7 +28,7 @@ STARTS = PAUSE_SECONDS + np.arange(len(ORDER)) * (TURN_SECONDS + PAUSE_SECONDS)
 
 
 @pytest.fixture(scope="module")
-def meeting(speak, tmp_path_factory):
+def meeting(tmp_path_factory):
     """A folder with a recording of three voices in nine turns, and its reference."""
     folder = tmp_path_factory.mktemp("meeting")
     num_noise = round(PAUSE_SECONDS * 16000)
@@ -36,9 +36,9 @@ def meeting(speak, tmp_path_factory):
     parts = [noise]
     lines = []
     for number, (start, speaker) in enumerate(zip(STARTS, ORDER, strict=True)):
-        parts += [speak(VOICES[speaker], 10 + number, TURN_SECONDS), noise]
+        parts += [spoken(VOICES[speaker], 10 + number, TURN_SECONDS), noise]
         lines.append(f"SPEAKER meeting 1 {start} {TURN_SECONDS} <NA> <NA> voice{speaker} <NA> <NA>")
-    write_audio(folder / "meeting.wav", np.concatenate(parts), 16000)
+    write_audio(folder / "meeting.wav", np.concatenate(parts))
     (folder / "truth.rttm").write_text("\n".join(lines) + "\n")
     return folder
 
@@ -57,8 +57,7 @@ def order_of(conversation_found):
     return [turn.speaker for turn in conversation_found.turns]
 
 
-def test_turns_and_names(meeting, calibrated, tmp_path):
-    verifier = speakernet.load(calibrated, "cpu")
+def test_turns_and_names(meeting, verifier, tmp_path):
     unnamed = verifier.who(meeting / "meeting.wav", num_speakers=3)
     assert order_of(unnamed) == [f"speaker {voice + 1}" for voice in ORDER]
     assert unnamed.detector == "energy"
@@ -80,14 +79,14 @@ def test_turns_and_names(meeting, calibrated, tmp_path):
         verifier.who(samples, sampel_rate=rate)
 
 
-def test_command(meeting, calibrated, tmp_path, call):
+def test_command(meeting, calibrated, tmp_path, call, succeed):
     out = tmp_path / "out"
     command = (
         f"who {meeting}/meeting.wav --model {calibrated} --store {tmp_path}/people.db "
         f"--speakers 3 --out {out}"
     )
-    assert call(f"{command} --enroll 'speaker 3=Zoë <3' --enroll 'speaker 1=Ada'")[0] == 0
-    assert call(command)[0] == 0
+    succeed(f"{command} --enroll 'speaker 3=Zoë <3' --enroll 'speaker 1=Ada'")
+    succeed(command)
     written = json.loads((out / "meeting.json").read_text())
     assert [speaker["name"] for speaker in written["speakers"]] == ["Ada", "speaker 2", "Zoë <3"]
     page = (out / "meeting.html").read_text()
@@ -99,12 +98,12 @@ def test_command(meeting, calibrated, tmp_path, call):
     assert float(table[1].split()[1]) < 5 and "in 1 of 1" in table[2]
 
 
-def test_bad_input(meeting, calibrated, uncalibrated, store, tmp_path, call):
-    write_audio(tmp_path / "silence.wav", np.zeros(32000, np.float32), 16000)
+def test_bad_input(meeting, calibrated, uncalibrated, store, tmp_path, succeed, refuse):
+    write_audio(tmp_path / "silence.wav", np.zeros(32000, np.float32))
     (tmp_path / "words.json").write_text('[{"word": "a", "start": 2}]')
     model = f"--model {calibrated}"
     audio = meeting / "meeting.wav"
-    assert call(f"who {tmp_path}/silence.wav {model} --out {tmp_path}/out")[0] == 0
+    succeed(f"who {tmp_path}/silence.wav {model} --out {tmp_path}/out")
     assert (tmp_path / "out" / "silence.rttm").read_text() == ""
     for words, value in {
         f"{audio} {model} --speakers 99": "99 speakers",
@@ -117,8 +116,7 @@ def test_bad_input(meeting, calibrated, uncalibrated, store, tmp_path, call):
         f"{audio} {model} --transcript {tmp_path}/words.json --out {tmp_path}": "words.json",
         f"{tmp_path}/none.wav {model}": "none.wav",
     }.items():
-        status, out, err = call(f"who {words}")
-        assert (status, out) == (1, "") and value in err and "Traceback" not in err, err
+        assert value in refuse(f"who {words}")
 
 
 def near(directions, spread):
@@ -147,12 +145,6 @@ def test_many_windows(monkeypatch):
     monkeypatch.setattr("speakernet.inference.who.clustering.BLOCK", 100)
     truth = np.repeat([0, 1, 0], 100)
     assert (cluster(near(truth, 0.1)) == truth).all()
-
-
-def test_sections():
-    windows = np.array([[0.0, 1.5], [0.75, 2.25], [4.0, 5.0]])
-    found = cut_sections(np.array([[0.0, 2.25], [4.0, 5.0]]), windows, np.array([0, 1, 1]))
-    assert found == [(0.0, 1.125, 0), (1.125, 2.25, 1), (4.0, 5.0, 1)]
 
 
 def test_overlaps():
@@ -193,48 +185,36 @@ def test_each_name_goes_to_one_voice():
     assert [speaker.posterior for speaker in named] == [None, 0.9, 0.9]
 
 
-@pytest.mark.parametrize(
-    ("count", "bound", "has_more"), [(12, 10, True), (10, 10, False), (2, 1, True)]
-)
-def test_more_voices_than_the_bound(count, bound, has_more):
-    units = near(np.repeat(np.arange(count), 12), 0.05)
-    labels, more = cluster_up_to(units, num_speakers=None, max_speakers=bound)
-    assert (more, labels.max() + 1) == (has_more, min(count, bound))
-    # A number that was given is no bound.
-    labels, more = cluster_up_to(units, num_speakers=2, max_speakers=bound)
-    assert labels.max() == 1 and not more
-
-
 def warnings_in(caplog):
     return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
 
 
-def test_the_bound_is_named(meeting, calibrated, caplog):
-    verifier = speakernet.load(calibrated, "cpu")
+def test_the_bound_is_named(meeting, verifier, caplog):
     assert len(verifier.who(meeting / "meeting.wav", max_speakers=2).speakers) == 2
     (warning,) = warnings_in(caplog)
     assert "--max-speakers" in warning and "more than 2" in warning
     caplog.clear()
-    verifier.who(meeting / "meeting.wav", num_speakers=2)
+    for bound in ({"num_speakers": 2}, {"max_speakers": 3}):
+        verifier.who(meeting / "meeting.wav", **bound)
     assert not warnings_in(caplog)
 
 
-def test_enrolment_is_checked(meeting, calibrated, tmp_path, caplog, call):
+def test_enrolment_is_checked(meeting, calibrated, verifier, tmp_path, caplog, succeed):
     store = tmp_path / "people.db"
     command = f"who {meeting}/meeting.wav --model {calibrated} --store {store} --speakers 3"
     # Two voices under one name, then a known voice under another name.
-    assert call(f"{command} --enroll 'speaker 1=Ada' --enroll 'speaker_2=Ada'")[0] == 0
+    succeed(f"{command} --enroll 'speaker 1=Ada' --enroll 'speaker_2=Ada'")
     assert "speaker 2" in warnings_in(caplog)[-1] and "other recordings" in warnings_in(caplog)[-1]
     store.unlink()
-    assert call(f"{command} --enroll 'speaker 1=Ada'")[0] == 0
+    succeed(f"{command} --enroll 'speaker 1=Ada'")
     caplog.clear()
-    assert call(f"{command} --enroll Ada=Bo")[0] == 0
+    succeed(f"{command} --enroll Ada=Bo")
     assert "'Ada'" in " ".join(warnings_in(caplog))
     # The same voice again is skipped.
     caplog.clear()
-    assert call(f"{command} --enroll 'speaker 1=Ada'")[0] == 0
+    succeed(f"{command} --enroll 'speaker 1=Ada'")
     assert "already enrolled" in " ".join(warnings_in(caplog))
-    everybody = speakernet.load(calibrated, "cpu").people(store).people()
+    everybody = verifier.people(store).people()
     assert [(person.name, person.recordings) for person in everybody] == [("Ada", 1), ("Bo", 1)]
 
 

@@ -10,11 +10,12 @@ import pytest
 from matplotlib.figure import Figure
 
 from speakernet.data.audio import write_audio
+from tests.inference.conftest import spoken
 from tests.test_first_hour import shown_by, sources
 
 
 @pytest.mark.slow
-def test_cells(repository, speak, uncalibrated, ffmpeg, tmp_path, monkeypatch, capsys):
+def test_cells(repository, uncalibrated, ffmpeg, tmp_path, monkeypatch, capsys):
     """Names with spaces and accents, two days each, one recording of each day in m4a."""
     folder = tmp_path / "my own voices"
     folder.mkdir()
@@ -23,7 +24,7 @@ def test_cells(repository, speak, uncalibrated, ffmpeg, tmp_path, monkeypatch, c
         day = folder / "my_voices" / f"Zoë Müller {speaker:02d}" / f"büro {number % 2}"
         day.mkdir(parents=True, exist_ok=True)
         recording = day / f"take {number}.wav"
-        write_audio(recording, speak(speaker, number))
+        write_audio(recording, spoken(speaker, number))
         if number > 1:
             # Lossless, because AAC could look like another speaker to so small a network.
             converted = ["-c:a", "alac", recording.with_suffix(".m4a")]

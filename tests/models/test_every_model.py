@@ -4,7 +4,9 @@ import copy
 
 import pytest
 import torch
+import yaml
 from torch import nn
+from torch.testing import assert_close
 
 from speakernet.frontend.perturbation import keep_draws_eager
 from speakernet.models.layers import is_safe_in_channels_last
@@ -14,38 +16,23 @@ from speakernet.training.compiling import enable_gradient_checkpointing
 from tests.small_networks import SMALLEST, small_network
 
 # Options that change how a network works, not only its size.
-REDIM_STAGES = [[1, 1, 1, 2, 3, 3, 36], [2, 2, 1, 1, 3, 3, 0], [2, 2, 1, 0.5, 3, 3, 18]]
-FORMS = {
-    "ResNet": [
-        {"channels": 8, "blocks": [1, 2, 1], "mel_strides": [2, 2, 2], "frame_strides": [1, 2, 1]}
-    ],
-    "ECAPA_TDNN": [{"channels": 64, "aggregate_channels": 96, "speechbrain": True}],
-    "ReDimNetB0": [
-        {"block": "basic_resnet_fwse", "aggregate_channels": 24, "two_layers": True},
-        {"block": "convnext_like", "group_channels": 2, "context": "att"},
-        {
-            "block": "convnext_like_relu",
-            "context": "conv",
-            "embedding_norm": True,
-            "pooled_norm": False,
-        },
-    ],
-    "ReDimNet2B0": [
-        {
-            "stages": REDIM_STAGES,
-            "joins_both": True,
-            "map_norm": True,
-            "keeps_mels": True,
-            "aggregate_channels": 8,
-        },
-        {
-            "stages": REDIM_STAGES,
-            "block": "convnext_like",
-            "aggregate_channels": 0,
-            "grouped_strides": False,
-        },
-    ],
-}
+FORMS = yaml.safe_load("""
+ResNet:
+  - {channels: 8, blocks: [1, 2, 1], mel_strides: [2, 2, 2], frame_strides: [1, 2, 1]}
+ECAPA_TDNN:
+  - {channels: 64, aggregate_channels: 96, speechbrain: true}
+ReDimNetB0:
+  - {block: basic_resnet_fwse, aggregate_channels: 24, two_layers: true}
+  - {block: convnext_like, group_channels: 2, context: att}
+  - {block: convnext_like_relu, context: conv, embedding_norm: true, pooled_norm: false}
+ReDimNet2B0:
+  - stages: &stages [[1, 1, 1, 2, 3, 3, 36], [2, 2, 1, 1, 3, 3, 0], [2, 2, 1, 0.5, 3, 3, 18]]
+    joins_both: true
+    map_norm: true
+    keeps_mels: true
+    aggregate_channels: 8
+  - {stages: *stages, block: convnext_like, aggregate_channels: 0, grouped_strides: false}
+""")
 # Long enough for three strides, with different remainders for every stride.
 LENGTHS = (12600, 11373, 10122)
 # A CPU without bf16 takes seconds for each of these.
@@ -118,7 +105,7 @@ def test_lengths(name, pooling, options):
     together = embed(net, batch, torch.tensor(LENGTHS))
     for row, length in enumerate(LENGTHS):
         alone = embed(net, batch[row : row + 1, :length])[0]
-        torch.testing.assert_close(together[row], alone, atol=1e-5, rtol=1e-5)
+        assert_close(together[row], alone, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", SMALLEST)
@@ -246,7 +233,7 @@ def test_gradient_checkpointing(name):
         gradients.append(
             {key: value.grad for key, value in net.named_parameters() if value.grad is not None}
         )
-    torch.testing.assert_close(*gradients)
+    assert_close(*gradients)
 
 
 def named(name, pooling="auto", mels=None, **options):
@@ -293,4 +280,4 @@ def test_shortest_utterance(name):
         embed(net, waves((shortest - 1,)))
     batch = waves((shortest, 10200))
     together = embed(net, batch, torch.tensor([shortest, 10200]))
-    torch.testing.assert_close(together[:1], embed(net, batch[:1, :shortest]), atol=1e-5, rtol=1e-4)
+    assert_close(together[:1], embed(net, batch[:1, :shortest]), atol=1e-5, rtol=1e-4)

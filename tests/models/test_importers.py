@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
-from speakernet.cli import main
 from speakernet.losses.options import LOSSES
 from speakernet.models.importers.voxceleb_trainer import recognize
 from speakernet.models.model_file import load_initial_weights, load_model_file
@@ -79,7 +79,7 @@ def test_golden_embeddings(case, tmp_path):
     # Normalised, as for scoring: float32 rounding grows with the drawn weights.
     expected = torch.nn.functional.normalize(torch.tensor(case["embeddings"]))
     found = torch.nn.functional.normalize(embed(net))
-    torch.testing.assert_close(found, expected, atol=3e-5, rtol=0)
+    assert_close(found, expected, atol=3e-5, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_every_shape_of_file(wrap, tmp_path):
     torch.save(wrap(state), tmp_path / "file.model")
     net = network_for(LIGHT)
     assert load_initial_weights(net, None, tmp_path / "file.model").num_loaded == len(state)
-    torch.testing.assert_close(embed(net), torch.tensor(LIGHT["embeddings"]), atol=1e-4, rtol=1e-5)
+    assert_close(embed(net), torch.tensor(LIGHT["embeddings"]), atol=1e-4, rtol=1e-5)
 
 
 SCALE = {"w": torch.tensor(12.0), "b": torch.tensor(-3.0)}
@@ -121,8 +121,7 @@ HEADS = [
 @pytest.mark.parametrize(("loss", "head"), HEADS, ids=lambda part: type(part).__name__)
 def test_heads(loss, head, tmp_path):
     state = foreign_state(LIGHT) | {f"__L__.{name}": value for name, value in head.items()}
-    torch.save({"model_state_dict": state}, tmp_path / "file.model")
-    report = load_initial_weights(network_for(LIGHT), loss, tmp_path / "file.model")
+    report = load_initial_weights(network_for(LIGHT), loss, save(state, tmp_path))
     assert report.head == "loaded" and report.not_loaded == []
     loaded = sorted(parameter.sum().item() for parameter in loss.parameters())
     assert loaded == pytest.approx(sorted(value.sum().item() for value in head.values()), rel=1e-5)
@@ -200,10 +199,10 @@ def foreign_file(case, path, **more):
         path,
     )
     out = path.with_name("model.pt")
-    return f"import-weights {path} --model {case['model']} --out {out}".split()
+    return f"import-weights {path} --model {case['model']} --out {out}"
 
 
-def test_import_weights(tmp_path, capsys):
+def test_import_weights(tmp_path, call):
     case = case_of("ResNetSE34V2", "SAP")
     front_end = network_for(case).front_end
     constants = {
@@ -212,27 +211,24 @@ def test_import_weights(tmp_path, capsys):
         "__L__.weight": torch.rand(5994, 16),
     }
     command = foreign_file(case, tmp_path / "their.model", **constants)
-    assert main([*command, "--from", "voxceleb_trainer"]) == 0
-    printed = capsys.readouterr().out
+    status, printed, _ = call(f"{command} --from voxceleb_trainer")
+    assert status == 0
     assert "not loaded: weight (weights of the loss)" in printed
     assert "not loaded: optimizer_state_dict (only weights are taken)" in printed
     loaded = load_model_file(tmp_path / "model.pt")
     expected = torch.nn.functional.normalize(torch.tensor(case["embeddings"]))
-    torch.testing.assert_close(
-        torch.nn.functional.normalize(embed(loaded.net)), expected, atol=3e-5, rtol=0
-    )
+    assert_close(torch.nn.functional.normalize(embed(loaded.net)), expected, atol=3e-5, rtol=0)
     assert loaded.contents["loss_normalizes"] is True
 
 
-def test_options(tmp_path, capsys):
+def test_options(tmp_path, succeed, refuse):
     base = foreign_file(LIGHT, tmp_path / "their.model")
     out = tmp_path / "model.pt"
-    assert main(base) == 1
-    assert "--num-mels" in capsys.readouterr().err
+    assert "--num-mels" in refuse(base)
     for name in ("ResNetSE34V2", "ResNetSE34"):
-        assert main([*base, "--model", name]) == 1 and "ResNetSE34L" in capsys.readouterr().err
+        assert "ResNetSE34L" in refuse(f"{base} --model {name}")
     assert not out.exists()
-    assert main([*base, "--num-mels", "40", "--no-log-input", "--loss", "proto"]) == 0
+    succeed(f"{base} --num-mels 40 --no-log-input --loss proto")
     loaded = load_model_file(out)
     assert (
         loaded.contents["front_end"]["options"].items()
@@ -240,15 +236,15 @@ def test_options(tmp_path, capsys):
     )
     assert loaded.contents["loss_normalizes"] is False
     base = foreign_file(case_of("VGGVox", "MAX"), tmp_path / "max.model")
-    assert main([*base, "--num-mels", "40"]) == 1 and "--pooling" in capsys.readouterr().err
-    assert main([*base, "--num-mels", "40", "--pooling", "MAX"]) == 0
+    assert "--pooling" in refuse(f"{base} --num-mels 40")
+    succeed(f"{base} --num-mels 40 --pooling MAX")
 
 
 @pytest.mark.usefixtures("blank_figures")
 @pytest.mark.parametrize(
     ("loss", "name"), [("angleproto", "ResNetSE34L-SAP"), ("proto", "ResNetSE34L-SAP-raw")]
 )
-def test_golden_scores(loss, name, shared_data, tmp_path, monkeypatch, caplog):
+def test_golden_scores(loss, name, shared_data, tmp_path, monkeypatch, caplog, succeed):
     """Ten pairs of real utterances, scored with its command's flags, against the scores of its
     code.
     """
@@ -265,7 +261,7 @@ def test_golden_scores(loss, name, shared_data, tmp_path, monkeypatch, caplog):
     )
     words = f"train --eval --model ResNetSE34L --log_input --trainfunc {loss} --eval_frames 300"
     words += " --initial_model their.model --test_list list.txt --nOut 16 --save_path check"
-    assert main(f"{words} --test_path {shared_data}/speechocean_mini".split()) == 0
+    succeed(f"{words} --test_path {shared_data}/speechocean_mini")
     assert "voxceleb_trainer" in caplog.text
     lines = [
         line.rsplit(maxsplit=1)

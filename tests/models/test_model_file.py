@@ -30,11 +30,10 @@ from speakernet.models.model_file import (
 )
 from speakernet.models.options import MODELS
 from speakernet.models.speaker_net import SpeakerNet
-from tests.small_networks import SMALLEST
+from tests.small_networks import SMALLEST, scoring, tiny_resnet, write_model
 
 BACKEND = {"score": "cosine"}
 GONE = object()
-SMALL = {"channels": 8, "blocks": [1, 1]}
 KEYS = (
     "format_version model front_end sample_rate weights loss_normalizes embedding_mean "
     "embedding_mean_of calibration thresholds training_summary"
@@ -42,21 +41,16 @@ KEYS = (
 
 
 def small_net():
-    torch.manual_seed(0)
-    return SpeakerNet.named("ResNet", "TSTP", 8, SMALL, front_end_options={"num_mels": 16})
+    return tiny_resnet(pooling="TSTP", num_mels=16)
 
 
 def whole():
-    fit = {"inputs": ["score"], "weights": [2.0], "offset": 0.5, "prior": 0.01, "backend": BACKEND}
     contents = model_file_contents(small_net(), loss_normalizes=True, training_summary={"epoch": 3})
-    return contents | {
-        "embedding_mean": torch.ones(8),
-        "calibration": {"fits": [fit]},
-        "thresholds": [{"name": "eer", "threshold": math.inf, "backend": BACKEND}],
-    }
+    entries = scoring(2.0, 0.5, BACKEND, eer=math.inf)
+    return contents | {"embedding_mean": torch.ones(8)} | entries
 
 
-@pytest.fixture()
+@pytest.fixture
 def model_path(tmp_path):
     write_checkpoint(tmp_path / "best.pt", whole())
     return tmp_path / "best.pt"
@@ -138,7 +132,7 @@ def test_initial_weights_and_head(model_path, tmp_path):
 def test_another_network(model_path, caplog):
     with pytest.raises(CheckpointError, match=r"ResNet, .* ResNetSE34L"):
         load_initial_weights(SpeakerNet.named("ResNetSE34L", embedding_dim=8), None, model_path)
-    net = SpeakerNet.named("ResNet", "TSTP", 8, SMALL, front_end_options={"num_mels": 24})
+    net = tiny_resnet(pooling="TSTP", num_mels=24)
     with pytest.raises(CheckpointError, match=r"embedding.weight is \(8, 256\) .*\(8, 384\)"):
         load_initial_weights(net, None, model_path)
     assert "front_end" in caplog.text and "24" in caplog.text
@@ -242,30 +236,20 @@ def test_hostile_content(place, value, message, tmp_path):
         load_initial_weights(small_net(), None, tmp_path / "my.pt")
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("weights", 0.0), ("weights", -1.0), ("between", -0.1), ("between", 0.0)]
-)
-def test_plda_variances(name, value, tmp_path):
-    """Weights scale a length and divide by it; a variance may be zero."""
+def test_plda(tmp_path):
+    """Weights scale a length and divide by it; a variance may be zero, and in bfloat16."""
     net = small_net()
     net.adapt({"name": "p", "maps": [[8, 8]], "score": "plda"})
-    getattr(net.adaptation, name)[3] = value
-    write_checkpoint(tmp_path / "my.pt", model_file_contents(net, loss_normalizes=True))
-    if (name, value) == ("between", 0.0):
-        assert load_model_file(tmp_path / "my.pt").net.adaptation.between[3] == 0.0
-    else:
+    path = tmp_path / "my.pt"
+    for name, value in (("weights", 0.0), ("weights", -1.0), ("between", -0.1)):
+        tensor = getattr(net.adaptation, name)
+        tensor[3] = value
         with pytest.raises(CheckpointError, match=r"my\.pt.*PLDA"):
-            load_model_file(tmp_path / "my.pt")
-
-
-def test_a_plda_in_bfloat16(tmp_path):
-    net = small_net()
-    net.adapt({"name": "p", "maps": [[8, 8]], "score": "plda"})
-    contents = model_file_contents(net, loss_normalizes=True)
-    contents["weights"]["adaptation.between"] = torch.full((8,), 3.0, dtype=torch.bfloat16)
-    write_checkpoint(tmp_path / "my.pt", contents)
-    plda = plda_of(load_model_file(tmp_path / "my.pt").contents)
-    assert plda.between.tolist() == [3.0] * 8
+            load_model_file(write_model(path, net))
+        tensor[3] = 1.0
+    net.adaptation.between = torch.tensor([3.0] * 7 + [0.0], dtype=torch.bfloat16)
+    plda = plda_of(load_model_file(write_model(path, net)).contents)
+    assert plda.between.tolist() == [3.0] * 7 + [0.0]
 
 
 @pytest.mark.parametrize(

@@ -139,19 +139,16 @@ def test_golden_embeddings_of_waveforms(golden, tmp_path, capsys):
         assert (found - wanted).norm() / wanted.norm() < 1e-4
 
 
-def test_real_checkpoint(shared_data, tmp_path, capsys):
+def test_real_checkpoint(shared_data, tmp_path, call):
     reference = shared_data.parent / "reference"
     source = str(reference / "campplus_3dspeaker_192.pt")
     out = str(tmp_path / "model.pt")
     if not Path(source).is_file():
         pytest.skip("the real CAM++ of ../shared/reference is not here")
-    assert (
-        main(["import-weights", source, "--from", "3dspeaker", "--model", "CAMPPlus", "--out", out])
-        == 0
-    )
+    line = f"import-weights {source} --from 3dspeaker --model CAMPPlus --out {out}"
     # Nothing in the file tells the toolkits apart.
-    assert "--from wespeaker --model CAMPPlus" in capsys.readouterr().out
-    verifier = speakernet.load(out, device="cpu")
+    assert "--from wespeaker --model CAMPPlus" in call(line)[1]
+    verifier = speakernet.load(out, "cpu")
     outputs = np.load(reference / "campplus_3dspeaker_outputs.npz")
     for index in range(2):
         wanted = outputs[f"embedding_{index}"].reshape(1, -1)
@@ -256,7 +253,7 @@ def save(contents, folder):
     return str(folder / "avg_model.pt")
 
 
-def test_command(tmp_path, capsys):
+def test_command(tmp_path, call, refuse):
     state = foreign_state(case_of(*XVEC)) | {"projection.weight": torch.zeros(7, 16)}
     source = save(state, tmp_path)
     out = str(tmp_path / "model.pt")
@@ -272,17 +269,15 @@ def test_command(tmp_path, capsys):
             "--from wespeaker --model ResNet18",
         ),
     ):
-        assert main(line.split()) == 1
-        assert words in capsys.readouterr().err
+        assert words in refuse(line)
         assert not (tmp_path / "model.pt").exists()
     facts = "--licence Apache-2.0 --trained-on VoxCeleb2"
-    assert main(f"{base} --from wespeaker --out {out} {facts}".split()) == 0
-    out_lines = capsys.readouterr().out
-    assert "not loaded: projection.weight" in out_lines and "also fit" not in out_lines
+    status, printed, _ = call(f"{base} --from wespeaker --out {out} {facts}")
+    assert status == 0 and "not loaded: projection.weight" in printed
+    assert "also fit" not in printed
     options = load_model_file(out).contents["front_end"]["options"]
     assert (options["window"], options["scale"], options["num_mels"]) == ("hamming", 32768.0, 80)
-    assert main(["info", out]) == 0
-    shown = capsys.readouterr().out
+    shown = call(f"info {out}")[1]
     assert all(fact in shown for fact in ("Apache-2.0", "VoxCeleb2", "wespeaker", "XVector"))
     again = f"import-weights {out} --from wespeaker --model XVEC --out {tmp_path}/again.pt"
-    assert main(again.split()) == 1 and not (tmp_path / "again.pt").exists()
+    assert refuse(again) and not (tmp_path / "again.pt").exists()

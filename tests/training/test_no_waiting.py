@@ -9,7 +9,6 @@ import contextlib
 
 import pytest
 import torch
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -17,10 +16,10 @@ from speakernet.losses.options import LOSSES
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.options import create, options_of
 from speakernet.training.optimizers import create_optimizer
-from speakernet.training.options import OPTIMIZERS, RuntimeOptions, TrainingOptions
+from speakernet.training.options import OPTIMIZERS, RuntimeOptions
 from speakernet.training.precision import Precision
-from speakernet.training.step import TrainingStep
 from tests.parallel.test_same_meaning import CPU, Share
+from tests.training.training_fakes import make_step
 
 DEVICE = torch.device("meta")
 VARIED = {"num_mels": 24, "dither": 1.0, "spec_augment": True}
@@ -61,28 +60,10 @@ def test_mode():
     assert (seen.asked, seen.waited, seen.sent, seen.made) == (1, 1, 1, 1)
 
 
-def on_device(module, device):
-    """A module of the same shapes on the device."""
-    for owner in module.modules():
-        for kind in (owner._parameters, owner._buffers):
-            for name, tensor in kind.items():
-                if tensor is not None:
-                    kind[name] = torch.zeros(tensor.shape, dtype=tensor.dtype, device=device)
-                    if kind is owner._parameters:
-                        kind[name] = nn.Parameter(kind[name], tensor.requires_grad)
-    return module
-
-
 def step_of(net, loss, per_speaker, device):
     optimizer = create_optimizer(OPTIMIZERS["sgd"].options(learning_rate=0.05), [net, loss], device)
-    step = TrainingStep(
-        net,
-        loss,
-        optimizer,
-        Precision(RuntimeOptions(), "no", device),
-        TrainingOptions(),
-        utterances_per_speaker=per_speaker,
-    )
+    precision = Precision(RuntimeOptions(), "no", device)
+    step = make_step(net, loss, optimizer, per_speaker=per_speaker, precision=precision)
     # As with a fused optimizer on a GPU, whose kernel does not exist for this device.
     step._skips_on_device = True
     optimizer.step = lambda: None
@@ -117,7 +98,7 @@ def test_training_step(monkeypatch, loss, front_end, copies, made, device):
     )
     # Autocast does not support this device, and has no effect without mixed precision.
     monkeypatch.setattr(torch, "autocast", lambda *kind, **options: contextlib.nullcontext())
-    step = step_of(on_device(net, device).train(), on_device(head, device), per_speaker, device)
+    step = step_of(net.to(device).train(), head.to(device), per_speaker, device)
     waveforms = torch.zeros(len(labels), 4800, device=device)
     batch = Share(waveforms, torch.zeros_like(labels, device=device), rows, (len(labels),))
     with Crossings() as seen:

@@ -15,6 +15,7 @@ from speakernet.training.options import RuntimeOptions
 from speakernet.training.profiler import StepProfiler
 from speakernet.training.progress import Progress, RunSpeed
 from speakernet.training.trackers import TEST_FIGURES, Trackers
+from tests.outcomes import records_of
 
 VALUES = {
     "loss": 2.5,
@@ -24,7 +25,7 @@ VALUES = {
 }
 
 
-@pytest.fixture()
+@pytest.fixture
 def shown(tmp_path, monkeypatch, caplog):
     """A run's progress without a terminal, logging at every batch."""
     caplog.set_level(logging.INFO)
@@ -48,9 +49,7 @@ def test_bar(shown, caplog, tmp_path):
     shown.close()
     shown.advance(1)
     assert caplog.messages[-1] == expected
-    assert [
-        json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
-    ] == [1, 2]
+    assert [record["step"] for record in records_of(tmp_path)] == [1, 2]
 
 
 def test_records_after_the_last_checkpoint(tmp_path):
@@ -66,7 +65,7 @@ def test_records_after_the_last_checkpoint(tmp_path):
     again.open(2, num_lines)
     again.record("epoch", 2, 1, {"loss": float("nan")})
     again.close()
-    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    records = records_of(tmp_path)
     assert [record["kind"] for record in records] == ["step", "epoch"] and again.num_lines == 2
     assert num_lines == 1 and records[1]["loss"] is None
 
@@ -141,7 +140,7 @@ def test_final_evaluation(tmp_path):
     figure, axes = new_figure("x")
     axes.plot([0, 1])
     save_figure(figure, tmp_path / "plots" / "det.png")
-    results = {**evaluation(4.0), "cllr": 0.3, "performance": {"utterances_per_second": 200.0}}
+    results = {**evaluation(4.0), "performance": {"utterances_per_second": 200.0}}
     trackers = Trackers(["tensorboard"], tmp_path, {}, 10)
     figures = {name: value for name, value in results.items() if name in TEST_FIGURES}
     trackers.results(10, figures, [tmp_path / "plots" / "det.png"], tmp_path / "best.pt")
@@ -149,7 +148,6 @@ def test_final_evaluation(tmp_path):
     found = read(tmp_path)
     assert points(found, "test/eer_percent") == [(10, 4.0)]
     assert points(found, "test/eer_interval_percent/high") == [(10, 5.0)]
-    assert points(found, "test/cllr") == [(10, pytest.approx(0.3))]
     assert points(found, "test/performance/utterances_per_second") == [(10, 200.0)]
     assert "test/num_trials" not in found.Tags()["scalars"]
     (image,) = found.Images("test/det")

@@ -2,8 +2,6 @@
 tensors; on a GPU, if there is one.
 """
 
-import copy
-import dataclasses
 import logging
 import math
 from types import SimpleNamespace
@@ -20,13 +18,12 @@ from speakernet.training.optimizers import WeightAverage, create_optimizer
 from speakernet.training.options import OPTIMIZERS, RuntimeOptions, TrainingOptions
 from speakernet.training.precision import Precision
 from speakernet.training.recording import (
-    WARMUP_STEPS,
     CudaCapture,
     HostValues,
     StepRecorder,
     why_not_recorded,
 )
-from speakernet.training.step import Results, TrainingStep
+from speakernet.training.step import Results
 from speakernet.training.stopping import Interrupted
 from tests.training import training_fakes as fakes
 
@@ -61,13 +58,12 @@ def step_of(device=fakes.CPU, loss="aamsoftmax", optimizer="adamw", precision="n
     options = OPTIMIZERS[optimizer].options(
         name=optimizer, weight_decay=0.01, network_learning_rate_factor=0.5
     )
-    return TrainingStep(
+    return fakes.make_step(
         net.train(),
         head.train(),
         create_optimizer(options, [net, head], device),
-        Precision(RuntimeOptions(loss_scale=64.0), precision, device),
-        TrainingOptions(**training),
-        utterances_per_speaker=1,
+        options=TrainingOptions(**training),
+        precision=Precision(RuntimeOptions(loss_scale=64.0), precision, device),
     )
 
 
@@ -177,37 +173,6 @@ def test_ordinary_steps():
     np.testing.assert_allclose([row[0] for row in rows], losses, rtol=1e-4)
 
 
-def test_numbers_in_a_recording_are_found(monkeypatch):
-    """A rate or a margin that is a Python number stays what it was in the recording."""
-    batches = [batch_of(number) for number in range(STEPS)]
-    other = step_of()
-    expected = taken(other, None, batches)
-    body = StepRecorder._body
-
-    def with_rate(self, static):
-        return body(self, dataclasses.replace(static, rates=_Numbers(static.rates.tolist())))
-
-    def with_margin(self, static):
-        return body(self, dataclasses.replace(static, margin=float(static.margin)))
-
-    for baked in (with_rate, with_margin):
-        monkeypatch.setattr(StepRecorder, "_body", baked)
-        step = step_of()
-        rows = taken(step, Tracer(step), batches)
-        losses = np.array([row[0] for row in rows])
-        right = np.array([row[0] for row in expected])
-        # The first recorded step is right, the next ones are not: rates and margins have changed.
-        recorded = WARMUP_STEPS + 1
-        np.testing.assert_allclose(losses[:recorded], right[:recorded], rtol=1e-5)
-        assert not np.allclose(losses[recorded:], right[recorded:], rtol=1e-5)
-
-
-class _Numbers(list):
-    def unbind(self):
-        """Rates as Python numbers."""
-        return self
-
-
 def test_forms():
     """Another batch size, crop length or set of trained parameters is recorded anew, up to a
     few.
@@ -239,25 +204,6 @@ def test_frozen_parts():
     assert len(tracer.operations) == 3
 
 
-def test_resume():
-    """A run that is saved after a recorded step and goes on in another process, which records
-    anew.
-    """
-    batches = [batch_of(number) for number in range(STEPS)]
-    whole = step_of()
-    rows = taken(whole, Tracer(whole), batches)
-    first = step_of()
-    rows_of_parts = taken(first, Tracer(first), batches[:6])
-    saved = copy.deepcopy(
-        [first.net.state_dict(), first.loss.state_dict(), first.optimizer.state_dict()]
-    )
-    second = step_of()
-    for part, state in zip((second.net, second.loss, second.optimizer), saved, strict=True):
-        part.load_state_dict(state)
-    rows_of_parts += taken(second, Tracer(second), batches[6:], first=6)
-    assert_equal(rows_of_parts, rows, second, whole)
-
-
 def test_trainer(tmp_path):
     """The trainer knows nothing of it: dropout, schedules, shorter last batches, a bad step, the
     moving average, and Ctrl-C in the middle of an epoch.
@@ -286,35 +232,34 @@ def test_trainer(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("options", "accumulation", "reason"),
     [
-        ({}, "CUDA"),
-        ({"optimizer": SimpleNamespace()}, "fused"),
-        ({"exchange": SimpleNamespace(is_alone=False)}, "processes"),
+        ({}, 1, ""),
+        ({}, 2, "accumulates"),
+        ({"compile_mode": "reduce-overhead"}, 1, "reduce-overhead"),
+        ({"gradient_checkpointing": True}, 1, "checkpointed"),
     ],
 )
-def test_reasons(changes, reason):
+def test_reasons_of_options(options, accumulation, reason):
     step = step_of()
-    if changes:
-        step.precision.device = torch.device("cuda")
-        assert why_not_recorded(step, RuntimeOptions(), 1) == ""
-        step.is_fused = "optimizer" not in changes
-    for name, value in changes.items():
-        setattr(step, name, value)
-    assert reason in why_not_recorded(step, RuntimeOptions(), 1)
+    assert "CUDA" in why_not_recorded(step, RuntimeOptions(), 1)
+    step.precision.device = torch.device("cuda")
+    found = why_not_recorded(step, RuntimeOptions(**options), accumulation)
+    assert reason in found and bool(reason) == bool(found)
 
 
-def test_reasons_of_options():
+def test_reasons_of_a_step():
     step = step_of()
     step.precision.device = torch.device("cuda")
     step.net.trunk.is_pretrained = True
     assert "host" in why_not_recorded(step, RuntimeOptions(), 1)
-    del step.net.trunk.is_pretrained
-    assert "accumulates" in why_not_recorded(step, RuntimeOptions(), 2)
-    assert "reduce-overhead" in why_not_recorded(
-        step, RuntimeOptions(compile_mode="reduce-overhead"), 1
-    )
-    assert "checkpointed" in why_not_recorded(step, RuntimeOptions(gradient_checkpointing=True), 1)
+    step.exchange = SimpleNamespace(is_alone=False)
+    assert "processes" in why_not_recorded(step, RuntimeOptions(), 1)
+    step = step_of()
+    step.precision.device = torch.device("cuda")
+    step.optimizer = SimpleNamespace()
+    step.is_fused = False
+    assert "fused" in why_not_recorded(step, RuntimeOptions(), 1)
 
 
 def test_failed_recording(caplog):

@@ -2,15 +2,14 @@
 
 import os
 import signal
-import subprocess
 import sys
-import time
 
 import psutil
 import pytest
 
 from speakernet.training import stopping
 from speakernet.training.stopping import Interrupted, StopRequest
+from tests.started import Started, saved_step, steps_of
 from tests.tiny_recipe import MANY_STEPS, write_recipe
 from tests.training.training_fakes import (
     FakeLoader,
@@ -33,30 +32,12 @@ def _default_hangup():
     signal.signal(signal.SIGHUP, before)
 
 
-@pytest.fixture()
+@pytest.fixture
 def recipe(tiny_corpus, tmp_path):
     paths = (tmp_path / "run.yaml", tiny_corpus, tmp_path / "run")
     return write_recipe(
         *paths, MANY_STEPS, {"data": {"num_workers": 2}, "training": {"save_minutes": 0}}
     )
-
-
-@pytest.fixture()
-def running(recipe, repository):
-    """A run in its own process group, during its steps."""
-    command = [sys.executable, str(repository / "trainSpeakerNet.py"), "--config", str(recipe)]
-    process = subprocess.Popen(
-        command, start_new_session=True, stderr=subprocess.PIPE, text=True, cwd=repository
-    )
-    metrics = recipe.parent / "run" / "metrics.jsonl"
-    deadline = time.monotonic() + 120
-    while not metrics.exists() or '"step": 3,' not in metrics.read_text():
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.05)
-    yield process
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def hang_up(process):
@@ -75,14 +56,16 @@ def kill_worker(process):
         (kill_worker, 75, ["loader worker 1 of 2", "SIGKILL", "out of memory"]),
     ],
 )
-def test_disturbed_run(running, tmp_path, disturb, status, words):
-    disturb(running)
-    shown = running.communicate(timeout=60)[1]
-    assert running.returncode == status
+def test_disturbed_run(recipe, tmp_path, disturb, status, words):
+    run = tmp_path / "run"
+    command = [sys.executable, "trainSpeakerNet.py", "--config", str(recipe)]
+    with Started(command, tmp_path / "output.txt") as started:
+        started.until(lambda: steps_of(run) >= 3, "third step")
+        disturb(started.process)
+        assert started.end(60) == status
+    shown = started.output
     assert "Traceback" not in shown and all(word in shown for word in words)
-    assert step_of(tmp_path / "run")["step"] >= 3
-    with pytest.raises(ProcessLookupError):
-        os.killpg(running.pid, 0)
+    assert saved_step(run) >= 3
 
 
 def test_failing_loader(tmp_path):

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 from speakernet.training.optimizers import (
     WeightAverage,
@@ -28,24 +29,34 @@ from speakernet.training.schedules import (
     Schedules,
     scheduled_epochs,
 )
-from tests.training import training_fakes as fakes
+from tests.training.training_fakes import (
+    CPU,
+    SAMPLES,
+    FakeBatch,
+    FakeLoader,
+    FakeLoss,
+    FakeMetricLoss,
+    FakeNet,
+    assert_equal,
+    make_step,
+    optimizer_options,
+    tensors,
+)
 
 
 def sgd_step(net, loss, **options):
     """Of a metric loss over two utterances of each speaker; `options` are those of training."""
     optimizer = create_optimizer(
-        SgdOptions(learning_rate=1.0, momentum=0.0, nesterov=False), [net, loss], fakes.CPU
+        SgdOptions(learning_rate=1.0, momentum=0.0, nesterov=False), [net, loss], CPU
     )
     count = 2 if loss.is_metric else 1
-    return fakes.make_step(
-        net, loss, optimizer, options=TrainingOptions(**options), utterances_per_speaker=count
-    )
+    return make_step(net, loss, optimizer, options=TrainingOptions(**options), per_speaker=count)
 
 
 def fresh(metric=False, frozen_norm=True, dropout=0.0):
     torch.manual_seed(1)
-    net = fakes.FakeNet(dropout=dropout, frozen_norm=frozen_norm)
-    return net.train(), fakes.FakeMetricLoss() if metric else fakes.FakeLoss()
+    net = FakeNet(dropout=dropout, frozen_norm=frozen_norm)
+    return net.train(), FakeMetricLoss() if metric else FakeLoss()
 
 
 def split(batch, sizes):
@@ -55,18 +66,18 @@ def split(batch, sizes):
         batch.indices.split(sizes),
         strict=True,
     )
-    return [fakes.FakeBatch(*part) for part in parts]
+    return [FakeBatch(*part) for part in parts]
 
 
 def whole_batch():
-    return fakes.FakeLoader(num_batches=2, batch_size=12).batch(0)
+    return FakeLoader(num_batches=2, batch_size=12).batch(0)
 
 
 def metric_batch():
     """Two utterances of each of six speakers."""
     generator = torch.Generator().manual_seed(3)
-    return fakes.FakeBatch(
-        torch.randn(12, fakes.SAMPLES, generator=generator),
+    return FakeBatch(
+        torch.randn(12, SAMPLES, generator=generator),
         torch.arange(6).repeat_interleave(2),
         torch.arange(12),
     )
@@ -108,7 +119,7 @@ def test_micro_batches(sizes, is_metric, clip):
     rate = 0.1 * clip / norm if clip else 0.1
     for old, gradient, new in zip(before, gradients, parameters, strict=True):
         expected = old if gradient is None else old - rate * gradient
-        torch.testing.assert_close(new.detach(), expected, rtol=1e-5, atol=1e-6)
+        assert_close(new.detach(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_seconds(monkeypatch):
@@ -145,7 +156,7 @@ def test_gradient_cache():
     for part in parts:
         step.add(part)
     step.finish(learning_rate=0.0)
-    torch.testing.assert_close(net.norm.running_mean, twin.norm.running_mean)
+    assert_close(net.norm.running_mean, twin.norm.running_mean)
     assert net.norm.num_batches_tracked.item() == 3 and torch.equal(torch.rand(1), drawn_after)
 
 
@@ -163,18 +174,18 @@ def test_loss_scale():
             step.add(part)
         outcome = step.finish(learning_rate=0.1)
         results.append([outcome.grad_norm, *[p.detach() for p in net.parameters()]])
-    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
+    assert_close(*results, rtol=1e-5, atol=1e-6)
 
 
 def test_bad_gradient():
     net, loss = fresh(frozen_norm=False)
     step = sgd_step(net, loss)
-    before = fakes.tensors(net)
+    before = tensors(net)
     net.last.weight.register_hook(lambda gradient: gradient * float("inf"))
     step.add(whole_batch())
     results = step.finish(learning_rate=0.1)
     assert results.is_bad and not results.loss_is_bad
-    fakes.assert_equal(before.values(), fakes.tensors(net).values())
+    assert_equal(before.values(), tensors(net).values())
     assert all(parameter.grad is None for parameter in net.parameters())
 
 
@@ -190,11 +201,11 @@ def test_skipped_first_step(name, monkeypatch):
     results = []
     for skips in (True, False):
         net, loss = fresh()
-        options = fakes.optimizer_options(name, learning_rate=0.1, fused="on", weight_decay=0.1)
-        step = fakes.make_step(net, loss, create_optimizer(options, [net, loss], fakes.CPU))
+        options = optimizer_options(name, learning_rate=0.1, fused="on", weight_decay=0.1)
+        step = make_step(net, loss, create_optimizer(options, [net, loss], CPU))
         step._skips_on_device = True
         batches = [
-            fakes.FakeLoader(poisoned=frozenset({0} if skips else ())).batch(number)
+            FakeLoader(poisoned=frozenset({0} if skips else ())).batch(number)
             for number in range(3)
         ]
         for batch in batches if skips else batches[1:]:
@@ -204,11 +215,11 @@ def test_skipped_first_step(name, monkeypatch):
             [parameter.detach() for parameter in [*net.parameters(), *loss.parameters()]]
         )
     assert all(torch.isfinite(weights).all() for weights in results[0])
-    fakes.assert_equal(*results)
+    assert_equal(*results)
 
 
 def test_weight_decay():
-    net = fakes.FakeNet()
+    net = FakeNet()
     decaying, plain = parameter_groups([net, net], weight_decay=0.1)
     assert [tuple(p.shape) for p in decaying["params"]] == [(16, 12), (8, 16)]
     assert len(plain["params"]) == 4 and plain["weight_decay"] == 0.0
@@ -217,7 +228,7 @@ def test_weight_decay():
     for parameter in net.parameters():
         parameter.requires_grad_(False)
     with pytest.raises(ValueError, match="every weight"):
-        create_optimizer(AdamOptions(learning_rate=1.0), [net], fakes.CPU)
+        create_optimizer(AdamOptions(learning_rate=1.0), [net], CPU)
 
 
 CUDA = torch.device("cuda")
@@ -225,9 +236,9 @@ CUDA = torch.device("cuda")
 
 def test_refused_by_the_machine():
     with pytest.raises(ValueError, match="no fused nadam"):
-        should_fuse(fakes.optimizer_options("nadam", fused="on"), fakes.CPU)
+        should_fuse(optimizer_options("nadam", fused="on"), CPU)
     with pytest.raises(ValueError, match="fp16"):
-        choose_precision("fp16", fakes.CPU, flags=frozenset({"avx2"}))
+        choose_precision("fp16", CPU, flags=frozenset({"avx2"}))
     with pytest.raises(ValueError, match=r"7\.5"):
         choose_precision("bf16", CUDA, capability=(7, 5))
 
@@ -235,10 +246,10 @@ def test_refused_by_the_machine():
 @pytest.mark.parametrize(
     ("requested", "device", "flags", "capability", "expected"),
     [
-        ("auto", fakes.CPU, {"avx512_bf16"}, None, "bf16"),
-        ("auto", fakes.CPU, {"avx2"}, None, "no"),
-        ("bf16", fakes.CPU, {"avx2"}, None, "bf16"),
-        ("fp16", fakes.CPU, {"avx512_fp16"}, None, "fp16"),
+        ("auto", CPU, {"avx512_bf16"}, None, "bf16"),
+        ("auto", CPU, {"avx2"}, None, "no"),
+        ("bf16", CPU, {"avx2"}, None, "bf16"),
+        ("fp16", CPU, {"avx512_fp16"}, None, "fp16"),
         ("auto", CUDA, set(), (8, 0), "bf16"),
         ("auto", CUDA, set(), (7, 5), "fp16"),
         ("auto", CUDA, set(), (5, 0), "no"),
@@ -252,9 +263,7 @@ def test_choice(requested, device, flags, capability, expected):
 
 def test_scale_against_torch():
     """The same overflows give the same scale after every step."""
-    ours = Precision(
-        RuntimeOptions(loss_scale=256.0, loss_scale_growth_interval=3), "fp16", fakes.CPU
-    )
+    ours = Precision(RuntimeOptions(loss_scale=256.0, loss_scale_growth_interval=3), "fp16", CPU)
     theirs = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=3)
     weight = nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=0.0)
@@ -270,9 +279,9 @@ def test_scale_against_torch():
 
 def test_scale_in_a_checkpoint():
     options = RuntimeOptions(loss_scale=8.0, loss_scale_growth_interval=2)
-    saved = Precision(options, "fp16", fakes.CPU)
+    saved = Precision(options, "fp16", CPU)
     saved.update(torch.tensor(False))
-    other = Precision(RuntimeOptions(loss_scale_growth_interval=2), "fp16", fakes.CPU)
+    other = Precision(RuntimeOptions(loss_scale_growth_interval=2), "fp16", CPU)
     other.load_state_dict(saved.state_dict())
     other.update(torch.tensor(False))
     assert float(other.scale) == 16.0
@@ -320,12 +329,9 @@ def test_warm_up():
 
 
 def test_overlapping_warm_up():
-    options = schedules.ExponentialOptions(
-        final_learning_rate=1e-4, warmup_epochs=20, warmup_overlaps=True
-    )
-    schedule = LearningRateSchedule(options, 1.0, steps_per_epoch=10, num_epochs=40)
+    options = {"final_learning_rate": 1e-4, "warmup_epochs": 20, "warmup_overlaps": True}
     expected = [1e-3, 0.5 * 0.1, 0.01, 1e-4]
-    assert [schedule(step) for step in (0, 100, 200, 400)] == pytest.approx(expected)
+    assert rates("exponential", [0, 100, 200, 400], **options) == pytest.approx(expected)
 
 
 def test_plateau():
@@ -399,7 +405,7 @@ def test_share_of_initial_weights(decay):
     for kept in (average, again):
         for _ in range(2):
             with kept.applied():
-                torch.testing.assert_close(kept._live[0].detach(), expected)
+                assert_close(kept._live[0].detach(), expected)
     assert torch.equal(net.weight.detach(), torch.full((2, 2), 4.0))
     with pytest.raises(ValueError, match=r"training\.initial_weight"):
         again.load_state_dict(plain.state_dict())

@@ -9,6 +9,7 @@ from speakernet.training.options import TrainingOptions
 from speakernet.training.progress import Progress
 from speakernet.training.tensorboard import EventFiles
 from speakernet.training.trackers import TRACKERS, Trackers
+from tests.outcomes import records_of
 
 CONFIGURATION = {"model": {"name": "ResNet"}, "training": {"max_epochs": 2}}
 FIGURES = {"eer_percent": 4.0, "min_dcf": {"0.01": 0.4}}
@@ -113,7 +114,7 @@ def test_failing_tracker(tmp_path, monkeypatch, caplog, broken):
     monkeypatch.setattr(EventFiles, broken, fail)
     caplog.set_level(logging.WARNING)
     run(tmp_path, "tensorboard", 1, 3, ends=True)
-    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
+    assert len(records_of(tmp_path)) == 3
     failures = [message for message in caplog.messages if "tensorboard" in message]
     # Training and final evaluation.
     assert all("RuntimeError: no network at all" in message for message in failures)

@@ -1,10 +1,10 @@
 """A tiny network, loss and loader for tests of the trainer, with everything real ones have."""
 
 import dataclasses
-import json
 import math
 import os
 import signal
+from typing import ClassVar
 
 import pytest
 import torch
@@ -113,27 +113,20 @@ class FakeBatch:
         return (len(self.labels),)
 
 
+@dataclasses.dataclass(eq=False)
 class FakeLoader:
     """Batches keyed by (epoch, position); `poisoned` ones have a NaN; at batch `stop_at` the
     process gets Ctrl-C.
     """
 
-    utterances_per_speaker = 1
-
-    def __init__(
-        self,
-        num_batches=7,
-        batch_size=6,
-        last_size=3,
-        poisoned=frozenset(),
-        stop_at=-1,
-    ):
-        self.num_batches = num_batches
-        self.batch_size = batch_size
-        self.last_size = last_size
-        self.poisoned = poisoned
-        self.stop_at = stop_at
-        self.epoch = self.position = 0
+    num_batches: int = 7
+    batch_size: int = 6
+    last_size: int = 3
+    poisoned: frozenset = frozenset()
+    stop_at: int = -1
+    epoch: int = 0
+    position: int = 0
+    utterances_per_speaker: ClassVar = 1
 
     def set_epoch(self, epoch):
         self.epoch = epoch
@@ -243,21 +236,14 @@ def make_trainer(
     )
 
 
-def make_step(
-    net,
-    loss,
-    optimizer,
-    compiler=None,
-    options=None,
-    utterances_per_speaker=1,
-):
+def make_step(net, loss, optimizer, compiler=None, options=None, per_speaker=1, precision=None):
     return TrainingStep(
         net,
         loss,
         optimizer,
-        Precision(RuntimeOptions(), "no", CPU),
+        precision or Precision(RuntimeOptions(), "no", CPU),
         options or TrainingOptions(),
-        utterances_per_speaker=utterances_per_speaker,
+        utterances_per_speaker=per_speaker,
         tools=StepTools(compiler=compiler),
     )
 
@@ -274,12 +260,6 @@ def interrupted(folder, stop_at, loader=None, **options):
     loader.stop_at = stop_at
     with pytest.raises(Interrupted):
         make_trainer(folder, loader=loader, **options).train()
-
-
-def records(folder, kind=""):
-    """The records of a run, of one kind or all."""
-    rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [row for row in rows if kind in ("", row["kind"])]
 
 
 def step_of(folder):

@@ -1,19 +1,16 @@
 """A calibrated model of synthetic voices, and its server."""
 
-import sys
+import os
 from pathlib import Path
 
 import httpx
 import pytest
 import torch
 
-from speakernet.checkpoint import write_checkpoint
 from speakernet.evaluation.scoring import VERIFYING, verifying_backend
-from speakernet.models.model_file import model_file_contents
-from speakernet.models.speaker_net import SpeakerNet
-
-sys.path.insert(0, str(Path(__file__).parent))
-from serve_helpers import RATE, sentence, serving
+from tests.inference.conftest import sentence
+from tests.inference.serve.serve_helpers import RATE, serving
+from tests.small_networks import tiny_resnet, write_model
 
 SPEAKERS = 6
 SENTENCES = 4
@@ -32,9 +29,7 @@ def models(tmp_path_factory, voices):
     """A model file with calibration and thresholds, and the same without; (calibrated,
     uncalibrated).
     """
-    torch.manual_seed(0)
-    sizes = {"channels": 8, "blocks": [1, 1]}
-    net = SpeakerNet.named("ResNet", embedding_dim=16, model_options=sizes).eval()
+    net = tiny_resnet(16)
     flat = [clip for clips in voices for clip in clips]
     rows = torch.cat([net.embed(torch.from_numpy(clip)[None], sample_rate=RATE) for clip in flat])
     backend = {**verifying_backend({}).describe(VERIFYING), "subtract_mean": True}
@@ -44,15 +39,11 @@ def models(tmp_path_factory, voices):
     threshold = {"threshold": 0.66, "miss_rate": 0.1, "false_accept_rate": 0.01, **common}
     threshold |= {"num_targets": 36, "num_nontargets": 240}
     mean = {"embedding_mean": rows.mean(0), "embedding_mean_of": {"embedding": "whole"}}
-    plain = model_file_contents(net, loss_normalizes=True) | mean
     folder = tmp_path_factory.mktemp("models")
-    calibration = {
-        "calibration": {"fits": [fit]},
-        "thresholds": [{"name": name, **threshold} for name in ("eer", "far_1%")],
-    }
-    write_checkpoint(folder / "calibrated.pt", plain | calibration)
-    write_checkpoint(folder / "plain.pt", plain)
-    return folder / "calibrated.pt", folder / "plain.pt"
+    thresholds = [{"name": name, **threshold} for name in ("eer", "far_1%")]
+    entries = {"calibration": {"fits": [fit]}, "thresholds": thresholds}
+    calibrated = write_model(folder / "calibrated.pt", net, **mean, **entries)
+    return calibrated, write_model(folder / "plain.pt", net, **mean)
 
 
 @pytest.fixture(scope="module")
@@ -62,3 +53,14 @@ def server(models, tmp_path_factory):
     with serving(models[0], store) as (address, _), httpx.Client(base_url=address) as client:
         client.timeout = 30
         yield client
+
+
+@pytest.fixture(scope="session")
+def runtime():
+    """onnxruntime-web, from ONNXRUNTIME_WEB."""
+    folder = Path(os.environ.get("ONNXRUNTIME_WEB", "")).resolve()
+    if not (folder / "ort.wasm.min.mjs").is_file():
+        pytest.skip(
+            "ONNXRUNTIME_WEB is not the folder `dist` of onnxruntime-web (npm pack onnxruntime-web)"
+        )
+    return folder

@@ -4,24 +4,13 @@ import io
 import threading
 from contextlib import contextmanager
 
-import numpy as np
 import soundfile
 
 import speakernet
-from speakernet.corpora.synthetic.speech import draw_phones, draw_voice, lay_out, synthesise
 from speakernet.inference.serve.limits import Limits
 from speakernet.inference.serve.server import Address, Service, make_server
 
 RATE = 16000
-
-
-def sentence(speaker, number, syllables=10):
-    """A sentence of a synthetic voice, (samples,) float32."""
-    generator = np.random.default_rng([speaker, number])
-    voice = draw_voice(np.random.default_rng(speaker))
-    spoken = synthesise(voice, lay_out(draw_phones(generator, syllables), generator), generator)
-    noise = 1e-3 * generator.standard_normal(len(spoken))
-    return (0.3 * spoken / np.abs(spoken).max() + noise).astype(np.float32)
 
 
 def files(**clips):
@@ -31,7 +20,7 @@ def files(**clips):
 
 def wav(samples, rate=RATE, kind="WAV"):
     file = io.BytesIO()
-    soundfile.write(file, samples, rate, format=kind, subtype="PCM_16" if kind != "OGG" else None)
+    soundfile.write(file, samples, rate, format=kind, subtype="PCM_16")
     return file.getvalue()
 
 
@@ -47,7 +36,7 @@ def refused(answer, status, code):
 @contextmanager
 def serving(model, store_path=None, limits=None, token="", host="127.0.0.1", files=None):
     """The address of a running server, and its service."""
-    verifier = speakernet.load(model, device="cpu")
+    verifier = speakernet.load(model, "cpu")
     store = verifier.people(store_path) if store_path else None
     service = Service(verifier, store, limits or Limits(), files)
     listener = Address(host, 0).listen()

@@ -2,8 +2,6 @@
 
 import io
 import math
-import sys
-from pathlib import Path
 from urllib.parse import quote
 
 import httpx
@@ -13,15 +11,14 @@ import soundfile
 
 import speakernet
 from speakernet.data.audio import read_audio_bytes
-
-sys.path.insert(0, str(Path(__file__).parent))
-from serve_helpers import RATE, files, refused, sentence, serving, wav
+from tests.inference.conftest import sentence
+from tests.inference.serve.serve_helpers import RATE, files, refused, serving, wav
 
 ANNA = "Anna"
 AERZTE = "Ärzte/⁂ ' \" <b>"
 
 
-@pytest.fixture()
+@pytest.fixture
 def verify(server):
     """The answer of the server for two clips."""
 
@@ -32,7 +29,7 @@ def verify(server):
 
 
 def test_verify(verify, models, voices):
-    verifier = speakernet.load(models[0], device="cpu")
+    verifier = speakernet.load(models[0], "cpu")
     for second in (voices[0][1], voices[3][0]):
         answer = verify(voices[0][0], second).json()
         clips = [read_audio_bytes(wav(clip), "a clip") for clip in (voices[0][0], second)]

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import httpx
 import numpy as np
@@ -23,9 +22,7 @@ from speakernet.inference.serve import limits as module
 from speakernet.inference.serve.batching import MAX_TOGETHER, Batcher
 from speakernet.inference.serve.limits import Limits, TimedProtocol
 from speakernet.inference.serve.server import TOKEN_VARIABLE, Address, read_token
-
-sys.path.insert(0, str(Path(__file__).parent))
-from serve_helpers import RATE, refused, serving, wav
+from tests.inference.serve.serve_helpers import RATE, refused, serving, wav
 
 TOKEN = "a-token-of-some-length"
 CLIENTS = 100
@@ -106,17 +103,24 @@ def test_addresses():
 def test_large_uploads_and_long_clips(models, voices):
     limits = Limits(body_bytes=200_000, clip_seconds=3.0, streams=1)
     with serving(models[0], limits=limits) as (address, service):
-        huge = {"audio": ("a.wav", bytes(3_000_000))}
-        answer = httpx.post(f"{address}/embed", files=huge)
-        assert "200,000" in refused(answer, 413, "too_large")
-        long = {"audio": ("a.flac", wav(np.tile(voices[0][0], 4), kind="FLAC"))}
-        assert "a.flac" in refused(httpx.post(f"{address}/embed", files=long), 413, "too_long")
+        huge = ("a.wav", bytes(3_000_000))
+        assert "200,000" in refused(embed(address, huge), 413, "too_large")
+        long = ("a.flac", wav(np.tile(voices[0][0], 4), kind="FLAC"))
+        assert "a.flac" in refused(embed(address, long), 413, "too_long")
         refused(httpx.get(f"{address}/people"), 404, "no_store")
         assert begin_stream(address, voices[0][0][: 2 * RATE]).status_code == 200
         refused(begin_stream(address, voices[0][0][: 2 * RATE]), 503, "busy")
         service.limits = Limits(stream_idle_seconds=0.0)
         assert begin_stream(address, voices[0][0][: 2 * RATE]).status_code == 200
         assert len(service.streams) == 1
+
+
+def embed(address, content, **how):
+    return httpx.post(f"{address}/embed", files={"audio": content}, **how)
+
+
+def connect(address):
+    return socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), 20)
 
 
 def begin_stream(address, clip):
@@ -135,12 +139,11 @@ def wait_for_memory(service):
 def test_decoded_audio_is_bounded_over_all_requests(models, voices):
     content = wav(np.zeros(60 * RATE, np.float32) + voices[0][0][:1], kind="FLAC")
     assert len(content) < 100_000 < 4 * 60 * RATE
-    flac = {"audio": ("a.flac", content)}
     with serving(models[0], limits=Limits(memory_bytes=4 * 60 * RATE)) as (address, service):
-        answer = httpx.post(f"{address}/embed", files=flac)
+        answer = embed(address, ("a.flac", content))
         refused(answer, 503, "busy")
         assert answer.headers["retry-after"] == "1"
-        assert httpx.post(f"{address}/embed", files={"audio": wav(voices[0][0])}).status_code == 200
+        assert embed(address, wav(voices[0][0])).status_code == 200
         wait_for_memory(service)
 
 
@@ -165,15 +168,13 @@ ANNOUNCED = CHUNKED.replace(b"Transfer-Encoding: chunked", b"Content-Length: 300
 
 @pytest.mark.parametrize("head", [CHUNKED, ANNOUNCED])
 def test_bodies_that_do_not_arrive_keep_nobody_out(models, voices, head):
-    clip = {"audio": wav(voices[0][0])}
     # Fewer slots and less memory than there are idle requests.
     limits = Limits(requests=2, memory_bytes=64 << 20, arriving=30)
     with serving(models[0], limits=limits) as (address, service):
-        port = int(address.rpartition(":")[2])
-        idle = [socket.create_connection(("127.0.0.1", port), 20) for _ in range(40)]
+        idle = [connect(address) for _ in range(40)]
         for connection in idle:
             connection.sendall(head)
-        assert httpx.post(f"{address}/embed", files=clip, timeout=20).status_code == 200
+        assert embed(address, wav(voices[0][0]), timeout=20).status_code == 200
         # Those that have waited longest gave way.
         assert b" 408 " in idle[0].recv(1000)
         for connection in idle:
@@ -184,8 +185,7 @@ def test_bodies_that_do_not_arrive_keep_nobody_out(models, voices, head):
 
 def test_a_pause_ends_a_request(models):
     with serving(models[0], limits=Limits(idle_seconds=0.3)) as (address, service):
-        port = int(address.rpartition(":")[2])
-        with socket.create_connection(("127.0.0.1", port), 20) as connection:
+        with connect(address) as connection:
             connection.sendall(CHUNKED + b"5\r\n--x\r\n\r\n")
             assert b" 408 " in connection.recv(1000)
         wait_for_memory(service)
@@ -195,8 +195,7 @@ def test_unfinished_headers(models, monkeypatch):
     monkeypatch.setattr(module, "HEADER_SECONDS", 1.0)
     monkeypatch.setattr(module, "MAX_WITHOUT_HEADERS", 20)
     with serving(models[0]) as (address, _):
-        port = int(address.rpartition(":")[2])
-        halves = [socket.create_connection(("127.0.0.1", port), 10) for _ in range(60)]
+        halves = [connect(address) for _ in range(60)]
         for connection in halves:
             connection.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n")
         assert httpx.get(f"{address}/health").json()["status"] == "ok"
@@ -207,7 +206,7 @@ def test_unfinished_headers(models, monkeypatch):
         records = [module.logging.makeLogRecord({"msg": message}) for message in ("a", "a", "b")]
         assert [module.is_new(record) for record in records] == [True, False, True], "logged once"
         # A connection kept open must also send its next headers in time.
-        with socket.create_connection(("127.0.0.1", port), 10) as kept:
+        with connect(address) as kept:
             kept.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
             received = b""
             while not received.endswith(b"}"):
@@ -233,7 +232,7 @@ def test_a_hundred_clients(models, voices):
         assert [answer.status_code for answer in answers] == [200] * CLIENTS
         assert service.batcher.num_batches < CLIENTS / 2
         for number, clip in enumerate(clips):
-            alone = httpx.post(f"{address}/embed", files={"audio": clip}).json()["embedding"]
+            alone = embed(address, clip).json()["embedding"]
             for answer in answers[number::6]:
                 np.testing.assert_allclose(answer.json()["embedding"], alone, atol=1e-4)
         assert service.batcher.num_clips == CLIENTS + 6
@@ -244,7 +243,7 @@ def test_too_many_requests(models, voices):
     with serving(models[0], limits=Limits(requests=5)) as (address, _):
         answers = asyncio.run(ask_together(address, [clip] * 60))
         assert {answer.status_code for answer in answers} == {200, 503}
-        assert httpx.post(f"{address}/embed", files={"audio": clip}).status_code == 200
+        assert embed(address, clip).status_code == 200
 
 
 def test_batch_with_a_bad_clip():
@@ -323,9 +322,9 @@ def test_command(models, voices, tmp_path):
         how = {"headers": {"authorization": f"Bearer {token}"}, "timeout": 30}
         assert len(token) > 20 and httpx.get(f"{address}people").status_code == 401
         assert httpx.get(f"{address}people", **how).json() == {"people": []}
-        long = {"audio": wav(np.tile(voices[0][0], 40))}
+        long = wav(np.tile(voices[0][0], 40))
         asking = threading.Thread(
-            target=lambda: answers.append(httpx.post(f"{address}embed", files=long, **how))
+            target=lambda: answers.append(embed(address.rstrip("/"), long, **how))
         )
         asking.start()
         while not httpx.get(f"{address}health").json()["clips"] and not answers:
@@ -335,7 +334,7 @@ def test_command(models, voices, tmp_path):
         asking.join(10)
         assert answers[0].status_code == 200
         assert process.stderr.read().endswith("INFO stopped\n") and not list(tmp_path.glob("*.wav"))
-    verifier = speakernet.load(models[0], device="cpu")
+    verifier = speakernet.load(models[0], "cpu")
     with pytest.raises(ValueError, match="encrypted"):
         verifier.people(store)
     verifier.people(store, b"a key")

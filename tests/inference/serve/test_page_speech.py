@@ -1,12 +1,9 @@
 """The page finds speech as Python does; needs Node.js, and onnxruntime-web for silero-vad."""
 
 import json
-import os
 import shutil
 import subprocess
-import sys
 from importlib import resources
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,21 +19,10 @@ from speakernet.data.speech import (
 )
 from speakernet.evaluation.calibration import BY_DURATION, AffineCalibration
 from speakernet.inference.decision import DecisionRule
-
-sys.path.insert(0, str(Path(__file__).parent))
-from serve_helpers import RATE
+from tests.inference.serve.serve_helpers import RATE
 
 
-@pytest.fixture()
-def runtime():
-    """onnxruntime-web, from ONNXRUNTIME_WEB."""
-    folder = Path(os.environ.get("ONNXRUNTIME_WEB", "")).resolve()
-    if not (folder / "ort.wasm.min.mjs").is_file():
-        pytest.skip("ONNXRUNTIME_WEB is not the folder `dist` of onnxruntime-web")
-    return folder
-
-
-@pytest.fixture()
+@pytest.fixture
 def node(tmp_path):
     """Run a script with the page's functions in scope: the value that it returns."""
     program = shutil.which("node")

@@ -15,13 +15,14 @@ TURNS = [Turn(0.0, 2.0, "Ada"), Turn(2.5, 4.0, "Bo"), Turn(5.0, 6.0, "Ada")]
 
 @pytest.fixture
 def labelled(tmp_path):
-    """Labels a transcript, given as text of a .srt or as the value of a JSON file."""
+    """Labels a transcript, given as the text of a .srt or of a JSON file."""
 
-    def label(content, turns=TURNS):
-        path = tmp_path / ("a.srt" if isinstance(content, str) else "a.json")
-        path.write_text(content if isinstance(content, str) else json.dumps(content))
-        text = label_transcript(read_transcript(path), turns)
-        return text if isinstance(content, str) else json.loads(text)
+    def label(text, turns=TURNS):
+        is_json = text[0] in "[{"
+        path = tmp_path / ("a.json" if is_json else "a.srt")
+        path.write_text(text)
+        found = label_transcript(read_transcript(path), turns)
+        return json.loads(found) if is_json else found
 
     return label
 
@@ -44,48 +45,36 @@ def test_subtitles(labelled):
 
 
 def test_words(labelled):
-    words = [
-        {"word": "most", "start": 0.5, "end": 6.0},
-        {"word": "pause", "start": 2.3, "end": 2.4},
-        {"word": "moment", "start": 3.0, "end": 3.0},
-        {"word": "later", "start": 60, "end": 61},
-    ]
+    words = """[{"word": "most", "start": 0.5, "end": 6.0},
+    {"word": "pause", "start": 2.3, "end": 2.4}, {"word": "moment", "start": 3.0, "end": 3.0},
+    {"word": "later", "start": 60, "end": 61}]"""
     assert speakers_of(labelled(words)) == ["Ada", "Bo", "Bo", "Ada"]
     assert speakers_of(labelled(words, [])) == [None] * 4
-    assert labelled([]) == []
+    assert labelled("[]") == []
 
 
 def test_words_without_times(labelled):
-    words = [
-        {"word": "1"},
-        {"word": "a", "start": 0, "end": 1},
-        {"word": "2", "start": None, "end": None},
-    ]
-    words.append({"word": "b", "start": 3, "end": 4})
-    segments = [
-        {"start": 0, "end": 4, "words": words},
-        {"start": 2.6, "end": 3, "words": [{"word": "3"}]},
-    ]
-    found = labelled({"segments": segments})["segments"]
-    assert speakers_of(found) == ["Ada", "Bo"]
-    assert speakers_of(found[0]["words"]) == ["Ada", "Ada", "Ada", "Bo"]
-    assert speakers_of(found[1]["words"]) == ["Bo"]
+    content = """{"segments": [{"start": 0, "end": 4, "words": [{"word": "1"},
+    {"word": "a", "start": 0, "end": 1}, {"word": "2", "start": null, "end": null},
+    {"word": "b", "start": 3, "end": 4}]}, {"start": 2.6, "end": 3, "words": [{"word": "3"}]}]}"""
+    first, second = labelled(content)["segments"]
+    assert speakers_of([first, second]) == ["Ada", "Bo"]
+    assert speakers_of(first["words"]) == ["Ada", "Ada", "Ada", "Bo"]
+    assert speakers_of(second["words"]) == ["Bo"]
 
 
-def test_every_list_is_labelled(labelled):
-    words = [{"word": "hi", "start": 0.8, "end": 1.2}, {"word": "you", "start": 3.5, "end": 4.0}]
-    segments = [{"start": 0.0, "end": 3.0, "text": "hi you"}]
-    for content in (
-        {"words": words},
-        {"segments": None, "words": words},
-        {"segments": segments, "words": words},
-        {"segments": segments, "word_segments": words},
-    ):
-        found = labelled(content)
-        assert speakers_of(found.get("words") or found["word_segments"]) == ["Ada", "Bo"]
-        assert speakers_of(found.get("segments") or []) == ["Ada"] * len(
-            content.get("segments") or []
-        )
+WORDS = """[{"word": "hi", "start": 0.8, "end": 1.2}, {"word": "you", "start": 3.5, "end": 4.0}]"""
+SEGMENT = """{"start": 0.0, "end": 3.0, "text": "hi you"}"""
+
+
+@pytest.mark.parametrize("name", ["words", "word_segments"])
+@pytest.mark.parametrize(
+    ("segments", "speakers"), [("null", []), ("[]", []), (f"[{SEGMENT}]", ["Ada"])]
+)
+def test_every_list_is_labelled(labelled, name, segments, speakers):
+    found = labelled(f'{{"segments": {segments}, "{name}": {WORDS}}}')
+    assert speakers_of(found[name]) == ["Ada", "Bo"]
+    assert speakers_of(found["segments"] or []) == speakers
 
 
 @pytest.mark.parametrize(
