@@ -130,7 +130,7 @@ class Bar(contextlib.ExitStack):
         self._logged = self._began
         self._line: Any = None
         if is_shown and sys.stderr is not None and sys.stderr.isatty():
-            self._line = self.enter_context(_Line(self._drawn))
+            self._line = self.enter_context(_Line(self._draw_line))
         elif is_shown and "ipykernel" in sys.modules and importlib.util.find_spec("ipywidgets"):
             # Late: importing it looks for a notebook. Without ipywidgets it would print a line at
             # each update.
@@ -157,7 +157,7 @@ class Bar(contextlib.ExitStack):
             yield item
             self.update()
 
-    def _drawn(self, columns: int, is_ascii: bool) -> str:
+    def _draw_line(self, columns: int, is_ascii: bool) -> str:
         """One line of at most `columns` characters; the bar takes the space that the text
         leaves.
         """

@@ -27,7 +27,7 @@ from benchmarks.on_gpu.step_costs import (
 from benchmarks.steps import trainer_step
 from speakernet import distributed
 from speakernet.assembly.training import prepare_machine
-from speakernet.parallel.group import joined
+from speakernet.parallel.group import join_ranks
 from speakernet.training.timing import time_steps
 
 MODEL = "ResNet34"
@@ -83,7 +83,7 @@ def _run(device_type: str, size: str, norms: str, out: str) -> None:
         runtime = PLAIN if setup.is_quick else VARIANTS["bf16, channels_last, compile"]
         model = QUICK_MODEL if setup.is_quick else MODEL
         config = step_config(setup, model, {**runtime, "sync_batch_norm": norms})
-        with joined(config.runtime):
+        with join_ranks(config.runtime):
             device = prepare_machine(config)
             step = trainer_step(config, Path(folder), batch_size_of(setup))
             # All ranks take the same steps: they exchange gradients.

@@ -116,7 +116,7 @@ def build_training_loader(
         dtype=np.int16 if is_int16 and is_copied else np.float32,
         changes_speed=changes_speed,
     )
-    running = _placed(maker, options, device, placement, may_grow=data.num_workers == "auto")
+    running = _place_maker(maker, options, device, placement, may_grow=data.num_workers == "auto")
     if augmenter is not None and placement.banks:
         # Babble mixed from training utterances reads the corpus on the device, if it is there.
         corpus = None
@@ -158,7 +158,7 @@ def _keep_noise_in_ram(augmenter: Augmenter, reader: sources.RowReader, limit_by
         logger.info("noise clips are read from disk: they do not fit into data.cache_megabytes")
 
 
-def _placed(
+def _place_maker(
     maker: batches.BatchMaker,
     options: DataOptions,
     device: torch.device,

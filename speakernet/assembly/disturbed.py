@@ -24,7 +24,7 @@ from speakernet.evaluation.scoring import WHOLE
 from speakernet.evaluation.sweep import DegradedSource, Step, augmenting, run_sweep, sweep_steps
 from speakernet.inference.adapt import adapted_contents
 from speakernet.models.model_file import ModelFile
-from speakernet.models.speaker_net import folded
+from speakernet.models.speaker_net import fold_network
 from speakernet.random import derive_seed
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ def fit_plda(config: Config, inputs: Inputs, model: ModelFile, path: Path) -> No
         seed = derive_seed(config.runtime.seed, PLDA_STREAM)
         through = augmenting({}, None, section, sample_rate=rate, seed=seed, devices=devices)
         source = DegradedSource(source, rows.paths, Step("", through))
-    net = folded(model.net.to(inputs.device))
+    net = fold_network(model.net.to(inputs.device))
     embeddings = embed_utterances(
         net, source, rows.paths, WHOLE, Forward(inputs.device), description="embedding for PLDA"
     )

@@ -63,7 +63,7 @@ from speakernet.models.model_file import (
     update_model_file,
     voices_caution,
 )
-from speakernet.models.speaker_net import folded
+from speakernet.models.speaker_net import fold_network
 from speakernet.run_folder import EMBEDDINGS, EVALUATIONS, evaluation_folder
 from speakernet.training.precision import DTYPES, choose_precision
 
@@ -338,7 +338,7 @@ def _embedder_of(
     embedder = build_embedder(config, net, inputs.device, config.evaluation.precision)
     # In 16 bits, folding would round the weights a second time.
     if embedder.precision == "no":
-        embedder = replace(embedder, net=folded(net))
+        embedder = replace(embedder, net=fold_network(net))
     if not config.evaluation.keep_embeddings:
         return embedder
     run = config.run_folder

@@ -28,7 +28,7 @@ from speakernet.config.schema import Config, stages_of, with_changes
 from speakernet.data.choices import data_wait_advice
 from speakernet.evaluation.evaluate import Evaluation
 from speakernet.evaluation.figures import compare_scores
-from speakernet.evaluation.fitting import known_by
+from speakernet.evaluation.fitting import identity_of
 from speakernet.evaluation.results import headline
 from speakernet.files import sha256_of
 from speakernet.losses.classification import SpeakerLoss
@@ -380,7 +380,7 @@ class StagedRun:
         """The list that selects the best model; empty if no model is selected."""
         if not chosen_by_validation(self.config):
             return {}
-        return known_by(self.inputs.validation.trials)
+        return identity_of(self.inputs.validation.trials)
 
     def _take_evaluated_weights(self, number: int, loss: SpeakerLoss) -> None:
         """Give network and loss the weights that the previous stage was evaluated with."""

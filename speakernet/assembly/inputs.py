@@ -27,7 +27,7 @@ from speakernet.data.lists import (
     read_model_trials,
     read_training_list,
 )
-from speakernet.data.lookup import LONG_LIST_BYTES, LookupTable, mapped_training_list
+from speakernet.data.lookup import LONG_LIST_BYTES, LookupTable, map_training_list
 from speakernet.data.opening import open_source
 from speakernet.data.sampling import Voices
 from speakernet.data.sources import AudioSource
@@ -185,7 +185,7 @@ class Inputs:
         # Processes share the mapped memory of a long list, and later runs need not parse it.
         is_long = Path(path).is_file() and Path(path).stat().st_size >= LONG_LIST_BYTES
         return TrainingInput(
-            self._once(mapped_training_list if is_long else read_training_list, path),
+            self._once(map_training_list if is_long else read_training_list, path),
             self._once(self._open, root or audio_folder_of(path)),
         )
 

@@ -92,14 +92,14 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
     if not training.mirror:
         return _train_and_report(loaded.config)
     # Late: few runs have a mirror.
-    from speakernet.training.mirror import fetch_run, mirrored
+    from speakernet.training.mirror import fetch_run, keep_mirror
 
     places = training.mirror, training.save_path
     with _lock_for_all_ranks(training.save_path):
         distributed.from_main(lambda: fetch_run(*places))
     if not distributed.is_main():
         return _train_and_report(loaded.config)
-    with mirrored(*places, with_epochs=training.average_checkpoints > 0):
+    with keep_mirror(*places, with_epochs=training.average_checkpoints > 0):
         return _train_and_report(loaded.config)
 
 

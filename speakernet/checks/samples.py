@@ -178,8 +178,8 @@ def likeness(first: np.ndarray, second: np.ndarray) -> np.ndarray:
         # Frames after the end of a recording do not count.
         is_there = ((left[:, :1] > 0) & (right[:, :1] > 0)).astype(np.float32)  # (pairs, 1, frames)
         counts = is_there.sum(axis=(1, 2))
-        left_centred = _centred(left, is_there)
-        right_centred = _centred(right, is_there)
+        left_centred = _center_levels(left, is_there)
+        right_centred = _center_levels(right, is_there)
         left_energy = np.square(left_centred).sum(axis=(1, 2))
         right_energy = np.square(right_centred).sum(axis=(1, 2))
         least = len(BANDS_HZ) * counts * MIN_CHANGE**2
@@ -190,7 +190,7 @@ def likeness(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return best
 
 
-def _centred(levels: np.ndarray, is_there: np.ndarray) -> np.ndarray:
+def _center_levels(levels: np.ndarray, is_there: np.ndarray) -> np.ndarray:
     """The levels relative to the mean of their band, 0 where a frame does not count; (pairs, bands,
     frames).
     """

@@ -124,11 +124,11 @@ def _compare_recordings(
     has.
     """
     # Late: --help and a mistyped option need no NumPy.
-    from speakernet.inference.who.rttm import shown
+    from speakernet.inference.who.rttm import describe_channels
 
     if not reference.keys() & turns.keys():
         what = "has" if any(turns.values()) else "is empty and is named after"
-        first = next(iter(shown(reference)), "")
+        first = next(iter(describe_channels(reference)), "")
         raise ValueError(
             f"{path} {what} none of the recordings in {reference_path}, such as {first!r}"
         )
@@ -137,7 +137,7 @@ def _compare_recordings(
     unlike = reference.keys() ^ turns.keys()
     if unlike:
         channels = list({**reference, **turns})
-        names = dict(zip(channels, shown(channels), strict=True))
+        names = dict(zip(channels, describe_channels(channels), strict=True))
         logger.warning(
             "only one of %s and the reference has %s; a missing recording counts as silence",
             path,

@@ -121,12 +121,12 @@ def _request(arguments: argparse.Namespace, config: Config | None) -> CheckReque
         if not test_list.optional:
             trials.append((test_list.list, test_list.path or data.test_path))
     # A set, because validation and test are often the same list.
-    trial_lists = {_located(path, audio) for path, audio in trials if path}
+    trial_lists = {_locate_list(path, audio) for path, audio in trials if path}
     corpora = {}
     for name, corpus in data.corpora.items():
-        corpora[name] = _located(corpus.train_list, corpus.train_path)
+        corpora[name] = _locate_list(corpus.train_list, corpus.train_path)
     if data.train_list:
-        train_list, train_root = _located(data.train_list, data.train_path)
+        train_list, train_root = _locate_list(data.train_list, data.train_path)
         request = dataclasses.replace(request, train_list=train_list, train_root=train_root)
     cohort = config.evaluation.cohort_list
     calibration = config.evaluation.calibration_list
@@ -144,7 +144,7 @@ def _request(arguments: argparse.Namespace, config: Config | None) -> CheckReque
     )
 
 
-def _located(path: str, audio: str) -> tuple[Path, str | Path]:
+def _locate_list(path: str, audio: str) -> tuple[Path, str | Path]:
     """A list and the folder or packed corpus of its audio, which may be at an address."""
     if is_address(audio):
         return Path(path), audio

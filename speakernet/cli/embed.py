@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 def run(arguments: argparse.Namespace) -> int:
     """Embed, write and report the counts; the exit status is 1 if recordings were left out."""
     # Late: --help and a mistyped option need no torch.
-    from speakernet.data.spoken import spoken
+    from speakernet.data.spoken import cut_to_speech
     from speakernet.inference.bulk import embed_files
     from speakernet.inference.recordings import audio_inputs
 
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     # Whole recordings by default, as in published protocols. Decisions are about detected speech,
     # and embeddings should only be compared with those made in the same way.
     if arguments.speech:
-        source = spoken(source)
+        source = cut_to_speech(source)
     embedded = embed_files(
         verifier, source, names, arguments.out, skips_broken=arguments.skip_broken, part=part
     )

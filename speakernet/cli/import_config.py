@@ -15,7 +15,7 @@ import yaml
 
 from speakernet.cli import output_path
 from speakernet.config.schema import config_from_dict
-from speakernet.config.wespeaker import SAME, converted
+from speakernet.config.wespeaker import SAME, convert
 from speakernet.files import FileError, atomic_write, read_yaml_file
 from speakernet.options import OptionError
 
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
     # name without a counterpart a ValueError; a list in place of a number a TypeError or
     # AttributeError.
     try:
-        sections, notes = converted(*read)
+        sections, notes = convert(*read)
         config_from_dict(sections)
     except LookupError as error:
         raise FileError(f"{names}: {error} is missing; expected {EXPECTED}") from error

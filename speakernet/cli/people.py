@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"to {action}, give {NEEDS[action][1]}")
     with PeopleStore(arguments.store, key=store_key(arguments)) as store:
         if action == "list":
-            text = _listed(store)
+            text = _list_names(store)
         elif action in ("remove", "purge"):
             # Backups too, as on the served page: whoever removes a voice does not expect copies.
             text = f"{name} was removed from {', '.join(map(str, store.purge(name)))}"
@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
     return int(bool(problems))
 
 
-def _listed(store: "PeopleStore") -> str:
+def _list_names(store: "PeopleStore") -> str:
     people = store.people()
     facts = store.facts
     rows = [("name", "recordings", "speech", "first", "last")]

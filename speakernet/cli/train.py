@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int | list[str]:
             return group.launch(count, config.runtime.port, command)
     # From here on every rank does the same. An error of one has to become an error of all, or the
     # others would wait in a collective; `from_main` and the group take care of that.
-    with group.joined(config.runtime):
+    with group.join_ranks(config.runtime):
         folder = Path(config.training.save_path)
         distributed.from_main(lambda: refuse_unusable(config.training.save_path))
         # Late: every rank imports it after the process group exists.

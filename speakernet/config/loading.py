@@ -41,8 +41,8 @@ from speakernet.config.schema import (
     SECTIONS,
     Config,
     Names,
-    chosen,
     config_from_dict,
+    find_choice,
     known_fields,
     owner_of,
     split_key,
@@ -451,7 +451,7 @@ def _choose_components(
                 names[holder] = str(given[choice.key].value)
         for holder, choice in CHOICES.items():
             try:
-                if chosen(holder, names) != chosen(holder, before):
+                if find_choice(holder, names) != find_choice(holder, before):
                     chosen_in[holder] = layer
             except ValueError as error:
                 # A model without the pooling that an earlier layer named.
@@ -481,7 +481,7 @@ def _no_effect_message(key: str, names: Names) -> str:
         options = [name for name in owner.model_fields if name != "name"]
         lacks = f"no option {option!r}; {suggestion(option, options)}" if options else "no options"
         kind = CHOICES[holder].kind
-        return f"{key} has no effect: the {kind} {chosen(holder, names)} has {lacks}"
+        return f"{key} has no effect: the {kind} {find_choice(holder, names)} has {lacks}"
     if section not in CHOICES:
         return (
             f"{key} does not exist; options in this section are not nested: write {section}.OPTION"
@@ -493,8 +493,8 @@ def _no_effect_message(key: str, names: Names) -> str:
         if option in taker.options.model_fields:
             takers.append(name)
     return (
-        f"{key} has no effect: the {CHOICES[section].kind} {chosen(section, names)} does not take "
-        f"it ({', '.join(takers)} would); remove it, or choose another {section}.name"
+        f"{key} has no effect: the {CHOICES[section].kind} {find_choice(section, names)} does not "
+        f"take it ({', '.join(takers)} would); remove it, or choose another {section}.name"
     )
 
 

@@ -179,7 +179,7 @@ def names_in(values: Sections) -> dict[str, str]:
     return names
 
 
-def chosen(holder: str, names: Names) -> str:
+def find_choice(holder: str, names: Names) -> str:
     """The component whose options a holder has; `auto` as front end or pooling is the model's
     default.
     """
@@ -203,7 +203,7 @@ def owner_of(holder: str, names: Names) -> type[Options] | None:
     if field and field not in (owner_of(section, names) or Options).model_fields:
         return None
     return (
-        CHOICES[holder].table[chosen(holder, names)].options
+        CHOICES[holder].table[find_choice(holder, names)].options
         if holder in CHOICES
         else SECTIONS[holder]
     )
@@ -291,7 +291,7 @@ def with_changes(config: Config, **sections: Mapping[str, Any]) -> Config:
         values[section] |= dict(fields)
     after = names_in(values)
     for holder in CHOICES:
-        if chosen(holder, before) == chosen(holder, after):
+        if find_choice(holder, before) == find_choice(holder, after):
             continue
         section, _, field = holder.partition(".")
         given = sections.get(section, {})

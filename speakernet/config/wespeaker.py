@@ -203,7 +203,7 @@ STAGE_SECTIONS = ("data", "augment", "loss", "optimizer", "schedule")
 Sections = dict[str, dict[str, Any]]
 
 
-def converted(
+def convert(
     theirs: Mapping[str, Any], *later: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
     """Our sections, and the options without a counterpart.

@@ -29,7 +29,7 @@ from speakernet.corpora.utterances import (
     split_speakers,
 )
 from speakernet.data.lists import write_training_list, write_trials
-from speakernet.data.names import advice_on_name, composed, one_word
+from speakernet.data.names import advice_on_name, compose_accents, one_word
 from speakernet.data.sources import FolderSource
 from speakernet.files import exclusive
 from speakernet.machine.facts import usable_cores
@@ -279,10 +279,10 @@ def listable_rows(rows: Iterable[Row], summary: StepSummary) -> Iterator[Row]:
             summary.add_broken(row.name, problem)
             continue
         # In a list the speaker ends at white space, so two speakers must not become the same word.
-        original = originals.setdefault(composed(speaker), row.speaker)
+        original = originals.setdefault(compose_accents(speaker), row.speaker)
         if original != row.speaker:
             problem = f"would both be listed as {speaker!r}"
-            if composed(original) == composed(row.speaker):
+            if compose_accents(original) == compose_accents(row.speaker):
                 problem = "differ only in their Unicode form and look the same"
             raise ValueError(f"{original!r} and {row.speaker!r} {problem}; rename one speaker")
         yield row._replace(speaker=speaker)

@@ -46,7 +46,7 @@ from speakernet.data.lists import (
     read_training_list,
     read_wav_scp,
 )
-from speakernet.data.names import composed
+from speakernet.data.names import compose_accents
 from speakernet.data.packing import PackInput
 from speakernet.files import reading
 from speakernet.terminal import MAX_NAMED
@@ -239,9 +239,9 @@ def match_members(
     best = np.full(len(folders), -1)
     for plain in (str, without_suffix):
         # A Mac's archive has decomposed names.
-        index = NameIndex(StringTable.from_strings(plain(composed(name)) for name in listed))
+        index = NameIndex(StringTable.from_strings(plain(compose_accents(name)) for name in listed))
         for depth in depths:
-            names = (plain(composed("/".join(steps[depth:]))) for steps in folders)
+            names = (plain(compose_accents("/".join(steps[depth:]))) for steps in folders)
             rows_of_list = index.find(StringTable.from_strings(names))
             if np.count_nonzero(rows_of_list >= 0) > np.count_nonzero(best >= 0):
                 best = rows_of_list

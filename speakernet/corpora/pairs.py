@@ -69,7 +69,9 @@ class Pairs:
             yield label, utterances.names[enrol], utterances.names[test]
 
 
-def allowed(utterances: Utterances, enrol: ndarray, test: ndarray, rules: PairRules) -> ndarray:
+def find_allowed(
+    utterances: Utterances, enrol: ndarray, test: ndarray, rules: PairRules
+) -> ndarray:
     """Which pairs the rules allow, bool with the shape of the pairs."""
     left = utterances.labels[enrol]
     right = utterances.labels[test]
@@ -94,7 +96,7 @@ def all_pairs(utterances: Utterances, rows: ndarray, rules: PairRules) -> Pairs:
     for start in range(0, len(rows), BLOCK_ROWS):
         # In blocks: all pairs of 100,000 utterances at once would take 10 GB per mask.
         left = np.arange(start, min(start + BLOCK_ROWS, len(rows)))[:, None]
-        is_pair = (left < right) & allowed(utterances, rows[left], rows[right], rules)
+        is_pair = (left < right) & find_allowed(utterances, rows[left], rows[right], rules)
         first, second = np.nonzero(is_pair)
         enrol.append(rows[start + first])
         test.append(rows[second])
@@ -120,7 +122,7 @@ def random_pairs(
         first, second = random.integers(0, len(rows), size=(2, 2 * num_trials))
         low = np.minimum(first, second)
         high = np.maximum(first, second)
-        keep = allowed(utterances, rows[low], rows[high], rules)
+        keep = find_allowed(utterances, rows[low], rows[high], rules)
         codes = np.concatenate([codes, low[keep] * len(rows) + high[keep]])
         codes = codes[np.sort(np.unique(codes, return_index=True)[1])]
         if len(codes) >= num_trials:
@@ -177,7 +179,7 @@ def balanced_pairs(
         if len(paired) > MAX_PAIRED:
             paired = np.sort(random.permutation(paired)[:MAX_PAIRED])
         low, high = np.triu_indices(len(paired), k=1)
-        keep = np.flatnonzero(allowed(utterances, paired[low], paired[high], rules))
+        keep = np.flatnonzero(find_allowed(utterances, paired[low], paired[high], rules))
         keep = keep[np.sort(random.permutation(len(keep))[:targets_per_speaker])]
         strangers = speakers[speakers != speaker]
         gender = utterances.genders[speaker]
@@ -308,7 +310,7 @@ def hard_pairs(
         scores = unit[left] @ unit.T  # (block, rows)
         enrol = rows[left][:, None]
         is_nontarget = utterances.labels[enrol] != utterances.labels[rows]
-        scores[~(is_nontarget & allowed(utterances, enrol, rows, rules))] = -np.inf
+        scores[~(is_nontarget & find_allowed(utterances, enrol, rows, rules))] = -np.inf
         best = np.argpartition(-scores, nearest - 1, axis=1)[:, :nearest]
         is_real = np.isfinite(np.take_along_axis(scores, best, axis=1))
         low = np.minimum(left[:, None], best)[is_real]

@@ -55,7 +55,7 @@ from speakernet.data.lists import (
     write_training_list,
     write_trials,
 )
-from speakernet.data.names import advice_on_name, composed, normal_name, session_of
+from speakernet.data.names import advice_on_name, compose_accents, normal_name, session_of
 from speakernet.data.opening import open_source
 from speakernet.files import FileError, atomic_write, read_arrays, reading, refuse_overwriting
 from speakernet.terminal import MAX_NAMED
@@ -410,7 +410,9 @@ def write_held_out(held_out: HeldOut, folder: Path) -> tuple[Path, Path]:
 def refuse_overlap(utterances: Utterances, training: TrainingList) -> None:
     """Raise ListError if a speaker or file of the trials is in the training list."""
     kind = "speakers"
-    shared = set(map(composed, utterances.speakers)) & set(map(composed, training.speakers))
+    shared = set(map(compose_accents, utterances.speakers)) & set(
+        map(compose_accents, training.speakers)
+    )
     if not shared:
         # Two lists may name the same speakers differently; then shared files show the overlap.
         kind = "files"

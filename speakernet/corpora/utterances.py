@@ -17,7 +17,7 @@ from numpy import ndarray
 
 from speakernet.data.folders import walk_files
 from speakernet.data.lists import ListError, StringTable, TrainingList
-from speakernet.data.names import composed, normal_name
+from speakernet.data.names import compose_accents, normal_name
 from speakernet.files import open_text, reading
 from speakernet.options import suggestion
 from speakernet.random import numpy_generator
@@ -198,7 +198,7 @@ def distinct_rows(rows: Iterable[Row], source: str | Path) -> list[Row]:
     for row in rows:
         # `./a.wav` and `a.wav` are one file.
         known = first.setdefault(normal_name(row.name), row)
-        if composed(known.speaker) != composed(row.speaker):
+        if compose_accents(known.speaker) != compose_accents(row.speaker):
             raise ListError(
                 f"{source}: {row.name!r} is listed under two speakers, {known.speaker!r} and "
                 f"{row.speaker!r}; keep one"
@@ -300,7 +300,7 @@ def split_speakers(
             num_speakers,
         )
         test_share = 0
-    waiting = _interleaved(usable, utterances.genders[usable], seed)
+    waiting = _interleave_genders(usable, utterances.genders[usable], seed)
     # 0 is training, 1 validation, 2 test. Shares are of speakers, not of utterances, because the
     # precision of an error rate depends on the number of speakers.
     split = np.zeros(num_speakers, dtype=np.int8)
@@ -345,7 +345,7 @@ def split_as_published(utterances: Utterances, split_of: Callable[[str], str]) -
 # A plain draw of ten speakers may well have eight men, and an error rate of eight men is not that
 # of the corpus. So every gender is spread evenly over the whole order: whatever stretch is held out
 # has its share of each, and those of unknown gender count as one more.
-def _interleaved(speakers: ndarray, genders: ndarray, seed: int) -> ndarray:
+def _interleave_genders(speakers: ndarray, genders: ndarray, seed: int) -> ndarray:
     """Shuffle the speakers so that every stretch has the overall proportion of genders."""
     shuffled = numpy_generator(seed).permutation(len(speakers))
     speakers = speakers[shuffled]

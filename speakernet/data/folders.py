@@ -13,7 +13,7 @@ from pathlib import Path
 
 from speakernet.data.audio import AUDIO_SUFFIXES
 from speakernet.data.lists import StringTable
-from speakernet.data.names import composed
+from speakernet.data.names import compose_accents
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +159,7 @@ class UnicodeNames:
         pieces = name.split("/")
         for place, piece in enumerate(pieces):
             if not os.path.lexists(f"{path}/{piece}"):
-                pieces[place] = self._content(path).get(composed(piece), piece)
+                pieces[place] = self._content(path).get(compose_accents(piece), piece)
             path = f"{path}/{pieces[place]}"
         return "/".join(pieces) if os.path.lexists(path) else name
 
@@ -174,7 +174,7 @@ class UnicodeNames:
         if folder not in self._folders:
             try:
                 names = os.listdir(folder)  # noqa: PTH208
-                self._folders[folder] = {composed(name): name for name in names}
+                self._folders[folder] = {compose_accents(name): name for name in names}
             except OSError:
                 self._folders[folder] = {}
         return self._folders[folder]

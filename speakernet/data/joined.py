@@ -26,8 +26,8 @@ from speakernet.data.lists import (
     TrainingList,
     normal_names,
 )
-from speakernet.data.lookup import COLUMNS, LONG_ROWS, LookupTable, mapped_list
-from speakernet.data.mixing import mixed
+from speakernet.data.lookup import COLUMNS, LONG_ROWS, LookupTable, map_list
+from speakernet.data.mixing import plan_mixture
 from speakernet.data.options import DataOptions
 from speakernet.data.sampling import EpochPlan, Sampler
 from speakernet.data.sources import AudioCache, AudioSource, RowReader
@@ -56,12 +56,12 @@ def join(
         for listed in lists.values():
             labels.append(listed.labels + np.int32(first))
             first += len(listed.speakers)
-        paths = _prefixed({name: listed.paths for name, listed in lists.items()})
-        speakers = _prefixed({name: listed.speakers for name, listed in lists.items()})
+        paths = _add_prefixes({name: listed.paths for name, listed in lists.items()})
+        speakers = _add_prefixes({name: listed.speakers for name, listed in lists.items()})
         return TrainingList(paths, np.concatenate(labels), speakers, " + ".join(lists), digest)
 
     sizes = [len(listed) for listed in lists.values()]
-    joined = mapped_list(f"joined {digest}", make) if sum(sizes) >= LONG_ROWS else make()
+    joined = map_list(f"joined {digest}", make) if sum(sizes) >= LONG_ROWS else make()
     source = JoinedSource(sources, lists, options)
     owners = np.repeat(np.arange(len(sizes), dtype=np.int16), sizes)
     # The corpora's own tables are kept, so that a million names need not be split again.
@@ -92,7 +92,7 @@ def _refuse_shared(corpora: Mapping[str, tuple[TrainingList, AudioSource]]) -> N
             )
 
 
-def _prefixed(tables: Mapping[str, StringTable]) -> StringTable:
+def _add_prefixes(tables: Mapping[str, StringTable]) -> StringTable:
     return StringTable.from_bytes(
         f"{name}/".encode() + raw for name, table in tables.items() for raw in table.raws()
     )
@@ -224,7 +224,7 @@ class JoinedSource(AudioSource):
             # One stream: each process has its share of every batch.
             source.order(part_sampler, training, table, 1)
             self._samplers[name] = part_sampler
-        sampler.divide(functools.partial(mixed, self._samplers))
+        sampler.divide(functools.partial(plan_mixture, self._samplers))
 
     def _parts(self, utterances: ndarray, batch_size: int) -> list[int]:
         """How many items of a batch each corpus gets, given its number of usable utterances."""

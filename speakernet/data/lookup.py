@@ -200,7 +200,7 @@ def build_lookup_table(
         return table
     for column in table.columns().values():
         key.update(column.data)
-    columns = mapped(f"headers {key.hexdigest()}", table.columns)
+    columns = map_arrays(f"headers {key.hexdigest()}", table.columns)
     return LookupTable(sample_rate, columns, table.problems)
 
 
@@ -220,7 +220,7 @@ def _facts_of(file: str) -> tuple[int, int] | None:
 # cache folder, under a name that says what it was made of, and mapped by all: the system keeps one
 # copy in its page cache. `COMPLETE` is written last, so a half-written table is made again. Nothing
 # removes old tables; they are small beside a corpus, and the folder may be deleted at any time.
-def mapped(key: str, make: Callable[[], Mapping[str, ndarray]]) -> dict[str, ndarray]:
+def map_arrays(key: str, make: Callable[[], Mapping[str, ndarray]]) -> dict[str, ndarray]:
     """Arrays by name, each memory-mapped from the cache folder, so that all processes of a machine
     share one copy.
 
@@ -243,16 +243,16 @@ def mapped(key: str, make: Callable[[], Mapping[str, ndarray]]) -> dict[str, nda
     return arrays
 
 
-def mapped_training_list(path: str | Path) -> TrainingList:
+def map_training_list(path: str | Path) -> TrainingList:
     """`read_training_list` for a long list, with memory-mapped columns; it is parsed only if new or
     changed.
     """
     status = Path(path).stat()
     key = f"list {LIST_VERSION} {Path(path).resolve()} {status.st_size} {status.st_mtime_ns}"
-    return dataclasses.replace(mapped_list(key, lambda: read_training_list(path)), source=str(path))
+    return dataclasses.replace(map_list(key, lambda: read_training_list(path)), source=str(path))
 
 
-def mapped_list(key: str, read: Callable[[], TrainingList]) -> TrainingList:
+def map_list(key: str, read: Callable[[], TrainingList]) -> TrainingList:
     """A training list with memory-mapped columns; the key must contain everything it depends on."""
 
     def make() -> dict[str, ndarray]:
@@ -271,7 +271,7 @@ def mapped_list(key: str, read: Callable[[], TrainingList]) -> TrainingList:
                 columns[f"{name}_{part}"] = array
         return columns
 
-    columns = mapped(key, make)
+    columns = map_arrays(key, make)
     paths, speakers, facts = (
         StringTable(columns[f"{name}_content"], columns[f"{name}_offsets"])
         for name in ("paths", "speakers", "facts")

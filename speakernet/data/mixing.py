@@ -22,7 +22,7 @@ buffer."""
 # a shard, the 65,536 of the default buffer are sixteen shards. We do not know whether that mixes
 # every corpus well enough; packing deals a list out over the shards (`stores.pack_to_address`), so
 # that each has many speakers.
-def streamed(sampler: Sampler, shards: np.ndarray, num_streams: int, *turn: int) -> Parts:
+def plan_streams(sampler: Sampler, shards: np.ndarray, num_streams: int, *turn: int) -> Parts:
     """An epoch of a corpus that is read shard by shard, with one stream per process.
 
     The shards come in random order, and each stream gets a run of them (a shard at the border is in
@@ -67,7 +67,7 @@ def streamed(sampler: Sampler, shards: np.ndarray, num_streams: int, *turn: int)
 # An epoch does not end when the first corpus runs out, because a small corpus with a large weight
 # would end it after a few batches. Each pass has row numbers of its own: everything random is keyed
 # by the row, so with the same numbers each pass would be the same crop with the same noise.
-def mixed(samplers: Mapping[str, Sampler], epoch: int) -> Parts:
+def plan_mixture(samplers: Mapping[str, Sampler], epoch: int) -> Parts:
     """An epoch of several corpora; the batch size of a corpus's sampler is its share of a batch.
 
     The epoch has as many utterances as all corpora together. A corpus that runs out is repeated in

@@ -12,7 +12,7 @@ CONVERTED = "converted"
 """The folder of recordings that `prepare` converted; below it are the folders of the originals."""
 
 
-def composed(name: str) -> str:
+def compose_accents(name: str) -> str:
     """A name in the form in which names are compared: accent and letter are one character if there
     is such a one.
     """
@@ -27,7 +27,7 @@ def normal_name(name: str) -> str:
     >>> normal_name("./anna//monday/./1.wav"), normal_name("/data//1.wav")
     ('anna/monday/1.wav', '/data/1.wav')
     """
-    pieces = [piece for piece in composed(name).split("/") if piece not in ("", ".")]
+    pieces = [piece for piece in compose_accents(name).split("/") if piece not in ("", ".")]
     return "/" * name.startswith("/") + "/".join(pieces)
 
 

@@ -27,7 +27,7 @@ from pydantic import BaseModel, Field
 
 from speakernet.data.audio import SAMPLE_RATE, AudioError
 from speakernet.data.lists import NameIndex, StringTable, normal_names
-from speakernet.data.lookup import COLUMNS, LONG_ROWS, PCM_S16, LookupTable, mapped
+from speakernet.data.lookup import COLUMNS, LONG_ROWS, PCM_S16, LookupTable, map_arrays
 from speakernet.data.parts import PART_NAME, list_parts, missing_parts, parts_in
 from speakernet.data.sharing import shared_array, shared_zeros
 from speakernet.data.sources import (
@@ -196,7 +196,7 @@ def make_header(num_samples: int) -> bytes:
     return header.getvalue()
 
 
-def _damaged(path: Path, problem: str) -> PackedError:
+def _damage_error(path: Path, problem: str) -> PackedError:
     root = path.parent if path.name in (SAMPLES, INDEX, DESCRIPTION) else path
     return PackedError(f"{path}: {problem}; copy it again, or remove {root} and pack it again")
 
@@ -246,7 +246,7 @@ def read_description(root: Path) -> Description:
             "update speakernet"
         )
     if description.version != newest:
-        raise _damaged(path, f"not the description of a {FORMAT_NAME} of version {newest}")
+        raise _damage_error(path, f"not the description of a {FORMAT_NAME} of version {newest}")
     return description
 
 
@@ -270,7 +270,7 @@ def read_index(root: str | Path) -> PackedIndex:
     index = _join_indices(root, description) if description.parts else _read_npz(root, description)
     counts = {len(index.sample_offsets) - 1, len(index.names), len(index.checksums)}
     if counts != {description.num_utterances} or index.num_samples != description.num_samples:
-        raise _damaged(root / INDEX, f"does not match {DESCRIPTION}")
+        raise _damage_error(root / INDEX, f"does not match {DESCRIPTION}")
     return index
 
 
@@ -281,7 +281,7 @@ def _read_npz(root: Path, description: Description) -> PackedIndex:
         # Checked at every start; the samples' checksums only with `--verify`, because 39 GB would
         # take a minute.
         if sha256_of(path) != description.index_sha256:
-            raise _damaged(path, f"the checksum is not the one in {DESCRIPTION}")
+            raise _damage_error(path, f"the checksum is not the one in {DESCRIPTION}")
         stored = read_arrays(path, "the index of a packed corpus", PackedError)
         content, name_offsets, offsets, checksums = (
             stored[name].astype(dtype, copy=False) for name, dtype in INDEX_COLUMNS.items()
@@ -289,7 +289,7 @@ def _read_npz(root: Path, description: Description) -> PackedIndex:
         ends = (len(content), description.num_samples)
         for column, end in zip((name_offsets, offsets), ends, strict=True):
             if column[0] != 0 or column[-1] != end or (np.diff(column) < 0).any():
-                raise _damaged(path, f"offsets do not increase from 0 to {end}")
+                raise _damage_error(path, f"offsets do not increase from 0 to {end}")
         return PackedIndex(
             description.sample_rate,
             StringTable(content, name_offsets),
@@ -307,7 +307,7 @@ def _join_indices(root: Path, description: Description) -> PackedIndex:
     for name, digest in description.shards.items():
         index = read_index(root / name)
         if index.sample_rate != description.sample_rate or index.digest != digest:
-            raise _damaged(root / name, f"not the part that {DESCRIPTION} names")
+            raise _damage_error(root / name, f"not the part that {DESCRIPTION} names")
         offsets.append(index.sample_offsets[1:] + begin)
         begin += index.num_samples
         indices.append(index)
@@ -335,7 +335,7 @@ def open_index(root: str | Path) -> PackedIndex:
         return facts | index.names.columns()
 
     digest = description.index_sha256
-    columns = mapped(f"index {Path(root).resolve()} {digest}", make)
+    columns = map_arrays(f"index {Path(root).resolve()} {digest}", make)
     return PackedIndex(
         description.sample_rate,
         StringTable(columns["content"], columns["offsets"]),
@@ -353,7 +353,7 @@ def open_samples(root: str | Path, num_samples: int, *, is_mapped: bool = True) 
     opened = [_open_file(Path(root, name, SAMPLES), is_mapped) for name in shards or [""]]
     samples = JoinedSamples(opened) if shards else opened[0]
     if len(samples) != num_samples:
-        raise _damaged(Path(root), f"{len(samples)} samples, expected {num_samples}")
+        raise _damage_error(Path(root), f"{len(samples)} samples, expected {num_samples}")
     return samples
 
 
@@ -361,7 +361,7 @@ def _open_file(path: Path, is_mapped: bool) -> ndarray | FileSamples:
     with reading(path, "samples of 2 bytes and a header; copy or pack it again", PackedError):
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     if array.dtype != np.dtype("<i2") or array.ndim != 1:
-        raise _damaged(path, f"found {array.dtype} of shape {array.shape}, expected int16")
+        raise _damage_error(path, f"found {array.dtype} of shape {array.shape}, expected int16")
     # A plain view: slicing NumPy's memmap class costs as much as copying a crop.
     return array.view(ndarray) if is_mapped else FileSamples(path, array.offset, len(array))
 
@@ -378,7 +378,7 @@ def verify(root: str | Path, num_threads: int = 2, show_progress: bool = False) 
     rows = range(len(index.names))
 
     def check(first_row: int) -> list[str]:
-        return damaged(index, samples, rows[first_row : first_row + ROWS_PER_TASK])
+        return find_damage(index, samples, rows[first_row : first_row + ROWS_PER_TASK])
 
     tasks = rows[::ROWS_PER_TASK]
     description = f"verify {Path(root).name}" if show_progress else ""
@@ -386,7 +386,7 @@ def verify(root: str | Path, num_threads: int = 2, show_progress: bool = False) 
     return list(itertools.chain.from_iterable(problems))
 
 
-def damaged(index: PackedIndex, samples: Samples, rows: range) -> list[str]:
+def find_damage(index: PackedIndex, samples: Samples, rows: range) -> list[str]:
     """One sentence for each of the rows whose samples do not match their checksum."""
     problems = []
     for row in rows:
@@ -475,7 +475,7 @@ class PackedSource(AudioSource):
         # Nothing is opened, so threads are not needed.
         if len(names) >= LONG_ROWS:
             key = f"places {self.root} {self.index.digest} {len(names)} {names.checksum}"
-            places = mapped(key, lambda: self._places(names))
+            places = map_arrays(key, lambda: self._places(names))
         else:
             places = self._places(names)
         # The other columns are the same for every row and use no memory.

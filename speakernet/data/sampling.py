@@ -94,7 +94,7 @@ class Parts:
     >>> units = [np.arange(6)[:, None], np.arange(10, 13)[:, None]]
     >>> parts = Parts(units, np.array([2 / 3, 1.0]), names=("a", "b"))
     >>> sizes = np.array([3, 3, 3, 3])
-    >>> parts.num_batches(sizes), parts.take(sizes[:3])[:, 0], parts.drawn(sizes[:3])
+    >>> parts.num_batches(sizes), parts.take(sizes[:3])[:, 0], parts.count_drawn(sizes[:3])
     (3, array([ 0, 10,  1,  2, 11,  3,  4, 12,  5]), {'a': 6, 'b': 3})
     """
 
@@ -137,7 +137,7 @@ class Parts:
             taken[places] = units[: len(places)]
         return taken
 
-    def drawn(self, sizes: ndarray, unit: int = 1) -> dict[str, int]:
+    def count_drawn(self, sizes: ndarray, unit: int = 1) -> dict[str, int]:
         """Utterances of each corpus in batches of the given sizes, with `unit` utterances per
         unit.
         """
@@ -270,7 +270,7 @@ class Sampler(ABC):
             frames[:num_batches],
             np.repeat(voices, self.unit),
             len(self.eligible) - int(is_used.sum()),
-            parts.drawn(sizes, self.unit),
+            parts.count_drawn(sizes, self.unit),
         )
 
     def limit_speakers(self, rows: ndarray) -> ndarray:

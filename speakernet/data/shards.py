@@ -28,7 +28,7 @@ from speakernet.data.audio import SAMPLE_RATE
 from speakernet.data.batches import BatchRequest, CropMaker, Made, WrappedMaker
 from speakernet.data.lists import StringTable, TrainingList
 from speakernet.data.lookup import LookupTable, default_cache_folder
-from speakernet.data.mixing import streamed
+from speakernet.data.mixing import plan_streams
 from speakernet.data.options import DataOptions
 from speakernet.data.packed import (
     DESCRIPTION,
@@ -39,7 +39,7 @@ from speakernet.data.packed import (
     PackedIndex,
     PackedRows,
     PackedSource,
-    damaged,
+    find_damage,
     open_index,
     read_description,
     read_index,
@@ -156,7 +156,7 @@ class ShardCache:
             return f"{size} bytes arrived, expected {self.bytes_of(shard)}"
         index = read_index(self.folder / self.names[shard])
         samples = np.memmap(partial, np.int16, "r", HEADER_BYTES)
-        problems = damaged(index, samples.view(ndarray), range(len(index.names)))
+        problems = find_damage(index, samples.view(ndarray), range(len(index.names)))
         return f"altered since it was packed: {problems[0]}" if problems else ""
 
 
@@ -271,7 +271,7 @@ class RemoteSource(PackedSource):
         # One stream for balanced batches: if each process dealt its own, a batch could contain a
         # speaker twice.
         num_streams = 1 if sampler.needs_many_speakers else num_streams
-        sampler.divide(functools.partial(streamed, sampler, shards, num_streams))
+        sampler.divide(functools.partial(plan_streams, sampler, shards, num_streams))
         sizes = [self.shards.bytes_of(shard) for shard in range(len(self.shards.names))]
         # A block begins and ends within a shard; each stream of this machine has its own block.
         most = math.ceil(buffer / num_streams * len(sizes) / len(sampler.eligible)) + 1

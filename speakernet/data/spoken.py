@@ -102,7 +102,7 @@ class SpokenSource(AudioSource):
         return LookupTable(self.sample_rate, columns, table.problems)
 
 
-def spoken(source: AudioSource) -> SpokenSource:
+def cut_to_speech(source: AudioSource) -> SpokenSource:
     """The speech of a source; the same object each time, so that nothing is searched twice."""
     if isinstance(source, SpokenSource):
         return source

@@ -75,7 +75,7 @@ class Covariances:
             self.mean, shrunk(self.between, (1 + shrinkage) / 2), shrunk(self.within, shrinkage)
         )
 
-    def interpolated(self, other: "Covariances", share: float) -> "Covariances":
+    def interpolate(self, other: "Covariances", share: float) -> "Covariances":
         """A mixture of `share` of the other model's covariances and the rest of this model's,
         around this model's mean.
 
@@ -85,7 +85,7 @@ class Covariances:
         within = (1 - share) * self.within + share * other.within
         return Covariances(self.mean, between, within)
 
-    def adapted(self, rows: ndarray) -> "Covariances":
+    def adapt(self, rows: ndarray) -> "Covariances":
         """Adapted to unlabelled embeddings, whose excess variance is divided equally between the
         two covariances.
 
@@ -153,7 +153,7 @@ def centring(rows: ndarray, labels: ndarray | None = None) -> Transform:
 
 def whitening(rows: ndarray, labels: ndarray | None = None, *, shrinkage: float) -> Transform:
     """Zero mean and, apart from shrinkage, unit variance in all directions."""
-    return _mapped(rows, _power(shrunk(np.cov(rows.T, bias=True), shrinkage), -0.5))
+    return _transform_by(rows, _power(shrunk(np.cov(rows.T, bias=True), shrinkage), -0.5))
 
 
 def coral(
@@ -167,7 +167,7 @@ def coral(
     """
     here = shrunk(np.cov(rows.T, bias=True), shrinkage)
     there = shrunk(np.cov(others.T, bias=True), shrinkage)
-    return _mapped(rows, _power(there, 0.5) @ _power(here, -0.5))
+    return _transform_by(rows, _power(there, 0.5) @ _power(here, -0.5))
 
 
 def wccn(rows: ndarray, labels: ndarray, *, shrinkage: float, total: float = 0.0) -> Transform:
@@ -180,7 +180,7 @@ def wccn(rows: ndarray, labels: ndarray, *, shrinkage: float, total: float = 0.0
     within = two_covariances(lengths, labels).within
     everything = np.cov(lengths.T, bias=True)
     mixed = (1 - total) * within + total * everything * (np.trace(within) / np.trace(everything))
-    return Transform((first, *_mapped(lengths, _power(shrunk(mixed, shrinkage), -0.5)).maps))
+    return Transform((first, *_transform_by(lengths, _power(shrunk(mixed, shrinkage), -0.5)).maps))
 
 
 def lda(rows: ndarray, labels: ndarray, *, shrinkage: float, dim: int) -> Transform:
@@ -189,7 +189,7 @@ def lda(rows: ndarray, labels: ndarray, *, shrinkage: float, dim: int) -> Transf
     covariances = two_covariances(lengths, labels)
     within = shrunk(covariances.within, shrinkage)
     (matrix, _), _ = Covariances(covariances.mean, covariances.between, within).plda(dim)
-    return Transform((first, *_mapped(lengths, matrix).maps))
+    return Transform((first, *_transform_by(lengths, matrix).maps))
 
 
 def plda(rows: ndarray, labels: ndarray, *, shrinkage: float, dim: int | None = None) -> Transform:
@@ -213,9 +213,9 @@ def adapted_plda(
     first, lengths = _centred_units(rows)
     theirs = two_covariances(_centred_units(others)[1], other_labels).shrunk(shrinkage)
     if labels is None:
-        return with_plda(first, theirs.adapted(lengths))
+        return with_plda(first, theirs.adapt(lengths))
     ours = two_covariances(lengths, labels).shrunk(shrinkage)
-    return with_plda(first, ours.interpolated(theirs, share))
+    return with_plda(first, ours.interpolate(theirs, share))
 
 
 def with_plda(
@@ -232,7 +232,7 @@ def _centred_units(rows: ndarray) -> tuple[tuple[ndarray, ndarray], ndarray]:
     return (matrix, offset), to_unit_length(rows + offset)
 
 
-def _mapped(rows: ndarray, matrix: ndarray) -> Transform:
+def _transform_by(rows: ndarray, matrix: ndarray) -> Transform:
     return Transform(((matrix, -matrix @ rows.mean(axis=0)),))
 
 

@@ -34,7 +34,7 @@ from speakernet.data.lists import StringTable, numbers, places_in_runs
 from speakernet.data.lookup import COLUMNS, LookupTable
 from speakernet.data.sources import AudioSource
 from speakernet.data.speech import speech_of
-from speakernet.data.spoken import spoken
+from speakernet.data.spoken import cut_to_speech
 from speakernet.data.windows import Stretch, stretches_of
 from speakernet.evaluation.options import EvaluationOptions, Mode
 from speakernet.files import FileError, atomic_write, read_arrays, reading
@@ -72,7 +72,7 @@ class EmbeddingNet(Protocol):
 
     sample_rate: int
     preparation: Mapping[str, Any]
-    """See `prepared`; empty for most networks."""
+    """See `prepare_waveform`; empty for most networks."""
 
     @property
     def min_samples(self) -> int:
@@ -106,7 +106,7 @@ class Cut:
     shortest: int = 0
     """Whole utterances with fewer samples are wrapped around."""
     preparation: Mapping[str, Any] = field(default_factory=dict)
-    """Of whole utterances, see `prepared`."""
+    """Of whole utterances, see `prepare_waveform`."""
 
     def starts(self, num_samples: int) -> np.ndarray:
         """First samples of the distinct crops."""
@@ -220,7 +220,7 @@ def usual_width(samples: int) -> int:
     return -(-samples // unit) * unit
 
 
-def padded(waveforms: list[np.ndarray], shape: tuple[int, int] = (0, 0)) -> tuple[Tensor, Tensor]:
+def pad(waveforms: list[np.ndarray], shape: tuple[int, int] = (0, 0)) -> tuple[Tensor, Tensor]:
     """A zero-padded tensor (rows, samples) of at least this shape, and lengths (rows,); additional
     rows are silent.
     """
@@ -236,7 +236,9 @@ def padded(waveforms: list[np.ndarray], shape: tuple[int, int] = (0, 0)) -> tupl
     return torch.from_numpy(table), torch.tensor(lengths)
 
 
-def prepared(waveform: np.ndarray, sample_rate: int, preparation: Mapping[str, Any]) -> np.ndarray:
+def prepare_waveform(
+    waveform: np.ndarray, sample_rate: int, preparation: Mapping[str, Any]
+) -> np.ndarray:
     """A whole recording as an adapted network expects it: only its speech, repeated until it is
     long enough.
 
@@ -263,7 +265,7 @@ def _repeated(waveform: np.ndarray, min_samples: int) -> np.ndarray:
 
 
 def preparation_in_words(preparation: Mapping[str, Any]) -> str:
-    """What `prepared` does.
+    """What `prepare_waveform` does.
 
     >>> preparation_in_words({"speech": "detected", "repeat_seconds": 16.0})
     'recordings are cut to their speech and repeated to 16 s'
@@ -318,7 +320,7 @@ def way_of(options: EvaluationOptions) -> dict[str, Any]:
 
 def as_heard(source: AudioSource, options: EvaluationOptions) -> AudioSource:
     """The source to embed from: its speech if the options ask for it."""
-    return spoken(source) if options.speech == "detected" else source
+    return cut_to_speech(source) if options.speech == "detected" else source
 
 
 # Three things overlap: threads read audio ahead, `_read_batches` puts it together, and the network
@@ -399,7 +401,7 @@ def _embed_batch(
 ) -> np.ndarray:
     """Embeddings (waveforms, dim) of waveforms that are padded to a shape."""
     waveforms, shape = batch
-    table, lengths = padded(waveforms, shape)
+    table, lengths = pad(waveforms, shape)
     if is_accelerator(forward.device):
         # Only page-locked memory can be copied while the device computes.
         table = table.pin_memory()
@@ -543,7 +545,7 @@ def _read(
         # To the end, even if the header gave a shorter length.
         waveform = read()
     if not cut.length:
-        waveform = prepared(waveform, source.sample_rate, cut.preparation)
+        waveform = prepare_waveform(waveform, source.sample_rate, cut.preparation)
         return _repeated(waveform, cut.shortest)[None, :]
     # If it gave a longer one, the crops are still those of the plan.
     waveform = _repeated(waveform, max(stretch.num_samples, cut.length + 1))

@@ -186,7 +186,7 @@ class Fit:
     lengths: Sequence[LengthFigures] | None = None
     """What durations change for speakers left out of the fit; None if it was not measured."""
 
-    def replaced(self, contents: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def find_replaced(self, contents: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """The calibration in a model file that this one would replace; None if there is none for
         the same scoring.
         """
@@ -261,13 +261,13 @@ def fit_scores(
             "%s: %s; a threshold needs at least %d pairs", trials.source, few, MIN_NONTARGETS
         )
     origin = {
-        **known_by(trials),
+        **identity_of(trials),
         "num_targets": rates.num_targets,
         "num_nontargets": rates.num_nontargets,
     }
     return Fit(calibration, thresholds, refused, dict(backend), origin)
 
 
-def known_by(trials: TrialList) -> dict[str, Any]:
+def identity_of(trials: TrialList) -> dict[str, Any]:
     """The name and checksum by which a model file identifies a list."""
     return {"list": Path(trials.source).name, "list_sha256": trials.sha256}

@@ -319,22 +319,26 @@ def headline(results: Results, digits: int = 2, *, further: bool = False) -> lis
     intervals = results.min_dcf_interval or {}
     # Tables, pages and the terminal all use this order, beginning with the figure that papers
     # compare first.
-    figures = [_shown("EER", "%", digits, results.eer_percent, results.eer_interval_percent)]
+    figures = [
+        _format_figure("EER", "%", digits, results.eer_percent, results.eer_interval_percent)
+    ]
     # Costs lie between 0 and 1, so they need one more digit than a percentage to separate two
     # systems.
     for prior, cost in results.min_dcf.items():
-        figures.append(_shown(f"minDCF({prior})", "", digits + 1, cost, intervals.get(prior)))
+        figures.append(
+            _format_figure(f"minDCF({prior})", "", digits + 1, cost, intervals.get(prior))
+        )
     for prior, cost in (results.act_dcf or {}).items():
-        figures.append(_shown(f"actual DCF({prior})", "", digits + 1, cost))
+        figures.append(_format_figure(f"actual DCF({prior})", "", digits + 1, cost))
     # Without a calibration there is no Cllr, but min Cllr needs only the scores.
     for key, (name, unit, more) in (CLLR_FIGURES | (FURTHER_FIGURES if further else {})).items():
         value = vars(results)[key]
         if value is not None:
-            figures.append(_shown(name, unit, digits + more, value))
+            figures.append(_format_figure(name, unit, digits + more, value))
     return figures
 
 
-def _shown(
+def _format_figure(
     name: str, unit: str, digits: int, value: float, interval: Interval = None
 ) -> ShownFigure:
     number = f"{value:.{digits}f}"

@@ -16,7 +16,7 @@ from speakernet.data.audio import AudioError
 from speakernet.data.levels import FRAME_SECONDS, frame_powers, power_ratio_db
 from speakernet.data.lists import StringTable, TrialList
 from speakernet.data.sources import AudioSource
-from speakernet.data.spoken import spoken
+from speakernet.data.spoken import cut_to_speech
 from speakernet.evaluation.embedding import checked_lengths, reader_threads
 from speakernet.evaluation.figures import (
     ALWAYS_SHOWN_PRIORS,
@@ -89,7 +89,7 @@ def all_slices(
                 )
             slicings += of_column
         elif name == "speech" or (name == "duration" and options.speech == "detected"):
-            table = spoken(source).lookup_table(trials.recordings, num_threads)
+            table = cut_to_speech(source).lookup_table(trials.recordings, num_threads)
             by = "seconds of speech in the side with less"
             seconds = trials.mean(table.seconds)
             slicings.append(value_slicing(by, seconds, trials, SPEECH_EDGES_SECONDS, " s"))

@@ -101,10 +101,12 @@ def _speakers_of_recordings(trials: TrialList, table: str | Path | None) -> Spea
     names = list(trials.names)
     if table:
         columns, rows = read_rows(table, ("speaker",), names)
-        speakers = _numbered([row["speaker"] for row in rows], "column 'speaker' of the CSV")
+        speakers = _number_speakers([row["speaker"] for row in rows], "column 'speaker' of the CSV")
         if "session" not in columns:
             return speakers
-        return replace(speakers, sessions=_numbered([row["session"] for row in rows], "").ids)
+        return replace(
+            speakers, sessions=_number_speakers([row["session"] for row in rows], "").ids
+        )
     # No list says who speaks, but nearly every corpus has a folder per speaker somewhere in its
     # paths, and the labels show which level it is: on that level, the two sides of a trial are
     # equal in all targets and different in all others. A level that fails a single trial is
@@ -113,7 +115,7 @@ def _speakers_of_recordings(trials: TrialList, table: str | Path | None) -> Spea
     folders = [original_name(name).replace("\\", "/").split("/") for name in names]
     if trials.labels is None:
         rule = "first part of each path (unchecked: the list has no labels)"
-        return _numbered([parts[0] for parts in folders], rule)
+        return _number_speakers([parts[0] for parts in folders], rule)
     is_target = trials.labels == 1
     # The last part is the file name, which is never the speaker.
     depth = min(map(len, folders)) - 1
@@ -122,12 +124,12 @@ def _speakers_of_recordings(trials: TrialList, table: str | Path | None) -> Spea
             f"part {position + 1} of each path (it is equal in all target trials and different in "
             "all others)"
         )
-        speakers = _numbered([parts[position] for parts in folders], rule)
+        speakers = _number_speakers([parts[position] for parts in folders], rule)
         if np.array_equal(speakers.ids[trials.enrol] == speakers.ids[trials.test], is_target):
             if position + 2 < max(map(len, folders)):
                 # There are folders between speaker and file, such as VoxCeleb's videos: these are
                 # sessions.
-                sessions = _numbered(["/".join(parts[:-1]) for parts in folders], "").ids
+                sessions = _number_speakers(["/".join(parts[:-1]) for parts in folders], "").ids
                 speakers = replace(speakers, sessions=sessions)
             return speakers
     # Connected components of the target trials; an utterance in none of them counts as its own
@@ -164,7 +166,7 @@ def shared_speakers(members: TrainingList, trials: TrialList) -> np.ndarray:
     return np.union1d(by_path, np.array(by_name, dtype=np.int64))
 
 
-def _numbered(keys: list[str], rule: str) -> Speakers:
+def _number_speakers(keys: list[str], rule: str) -> Speakers:
     known: dict[str, int] = {}
     ids = np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.int32)
     return Speakers(ids, len(known), rule, list(known))

@@ -161,7 +161,9 @@ def _steps_of(
         # cannot be changed.
         wet = augmented({}, rirs, always(categories=["reverb"]))
         for percent in REVERB_SHARES_PERCENT:
-            steps.append(Step(f"{percent}", functools.partial(_mixed, wet, percent / 100)))
+            steps.append(
+                Step(f"{percent}", functools.partial(_mix_reverberation, wet, percent / 100))
+            )
     elif kind == "duration":
         steps = [Step(f"{seconds:g}", kept_seconds=seconds) for seconds in DURATIONS_SECONDS]
     elif kind == "microphone":
@@ -192,7 +194,7 @@ def _codec_steps(sample_rate: int) -> list[Step]:
             logger.warning("sweep: codec %s is left out: %s", name, problem)
             continue
         for kilobits in codec.levels:
-            transform = functools.partial(_coded, sample_rate, Coding(name, kilobits))
+            transform = functools.partial(_encode_waveform, sample_rate, Coding(name, kilobits))
             steps.append(Step(f"{name} {kilobits:g}", transform))
     return steps
 
@@ -254,7 +256,7 @@ def augmenting(
     return augment
 
 
-def _mixed(wet: Transform, share: float, waveform: np.ndarray, row: int) -> np.ndarray:
+def _mix_reverberation(wet: Transform, share: float, waveform: np.ndarray, row: int) -> np.ndarray:
     """A mix of the dry and the reverberated sound, both at the loudness of the dry one."""
     reverberated = _as_loud_as(waveform, wet(waveform, row))
     return ((1 - share) * waveform + share * reverberated).astype(np.float32)
@@ -264,7 +266,7 @@ def _far(rirs: RirBank, seed: int, distance: float, waveform: np.ndarray, row: i
     """The sound at a distance, in critical distances of the utterance's room: only the direct sound
     fades.
     """
-    response = rirs.prepared(int(numpy_generator(seed, row).integers(len(rirs)))).astype(np.float64)
+    response = rirs.prepare(int(numpy_generator(seed, row).integers(len(rirs)))).astype(np.float64)
     direct, late = np.split(response, [round(DIRECT_SECONDS * rirs.source.sample_rate)])
     # Equal energy at the critical distance; the amplitude of direct sound is inversely proportional
     # to the distance.
@@ -296,7 +298,9 @@ def _through(sample_rate: int, *channels: Callable[[Tensor, int], Tensor]) -> Tr
     return transmit
 
 
-def _coded(sample_rate: int, coding: Coding, waveform: np.ndarray, _row: int) -> np.ndarray:
+def _encode_waveform(
+    sample_rate: int, coding: Coding, waveform: np.ndarray, _row: int
+) -> np.ndarray:
     batch = torch.from_numpy(waveform.astype(np.float32, copy=True))[None]  # (1, samples)
     encode_and_decode(batch, {0: coding}, sample_rate)
     return batch[0].numpy()

@@ -139,7 +139,7 @@ class MelFrontEnd(FrontEnd):
 
     def __init__(self, options: MelOptions, sample_rate: int) -> None:
         super().__init__()
-        self.options = options.resolved({})
+        self.options = options.resolve({})
         self.sample_rate = sample_rate
         self.num_features = options.num_mels
         self.window_samples = round(WINDOW_SECONDS * sample_rate)

@@ -43,7 +43,7 @@ class FrontendOptions(Options):
     auto_values: ClassVar[Mapping[str, Any]] = {}
     """Meaning of `auto` unless the model defines it."""
 
-    def resolved(self, published: Mapping[str, Any]) -> Any:
+    def resolve(self, published: Mapping[str, Any]) -> Any:
         """A copy without `auto`: the values of the model's definition, else of the front end."""
         values = {}
         for name, value in self.auto_values.items():

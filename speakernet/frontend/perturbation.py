@@ -72,14 +72,14 @@ class KeyedDraws(DrawingPart, nn.Module):
         numbers = self._coming
         self._coming = None
         if numbers is None:
-            return self.unannounced(batch, device)
+            return self.draw_unannounced(batch, device)
         if len(numbers) != batch:
             raise ValueError(
                 f"the pass has {batch} utterances, but draws were announced for {len(numbers)}"
             )
         return numbers
 
-    def unannounced(self, batch: int, device: torch.device) -> Tensor:
+    def draw_unannounced(self, batch: int, device: torch.device) -> Tensor:
         """The numbers of a pass that nobody announced."""
         self.count += 1
         numbers = self._uniform(KeyedRandom(self.seed, self.count, np.arange(batch)))
@@ -157,7 +157,7 @@ class SpecAugment(nn.Module):
         of_mels, of_frames, of_choice = numbers.split(self.draws.widths, dim=1)
         mels = place_stretches(of_mels, options.mel_mask_width, num_mels)
         frames = place_stretches(of_frames, options.frame_mask_width, num_frames)
-        result = masked(features, mels, frames)
+        result = mask_stretches(features, mels, frames)
         if not self.draws.chooses:
             return result
         is_masked = of_choice < options.spec_augment_probability  # (batch, 1)
@@ -194,7 +194,7 @@ def place_stretches(numbers: Tensor, max_width: int, size: int) -> Stretches:
     return start, width
 
 
-def masked(features: Tensor, mels: Stretches, frames: Stretches) -> Tensor:
+def mask_stretches(features: Tensor, mels: Stretches, frames: Stretches) -> Tensor:
     """Zero the stretches of (batch, mels, frames).
 
     >>> mels, frames = ((torch.tensor([[start]]), torch.tensor([[1]])) for start in (0, 1))

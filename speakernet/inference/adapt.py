@@ -52,7 +52,7 @@ from speakernet.inference.recordings import (
 from speakernet.inference.verifier import SpeakerVerifier, load
 from speakernet.models.importers.plda import read_array, read_plda
 from speakernet.models.model_file import model_file_contents, model_of
-from speakernet.models.speaker_net import SpeakerNet, folded
+from speakernet.models.speaker_net import SpeakerNet, fold_network
 from speakernet.options import DEFAULT_SEED, default_of
 from speakernet.random import numpy_generator
 from speakernet.terminal import MAX_NAMED, Bar, counted
@@ -585,7 +585,7 @@ def _embed(
     """Embeddings (utterances, dim) float64, equal to those of `SpeakerVerifier.embed`."""
     # Folded like a verifier's network: the back end has to be fitted on exactly the embeddings that
     # it will receive.
-    embedding_net = folded(net).to(verifier.device)
+    embedding_net = fold_network(net).to(verifier.device)
     return verifier.embed_source(source, names, description, embedding_net).astype(np.float64)
 
 
@@ -746,7 +746,7 @@ def _compare(
     scores = []
     for net, model in (
         (verifier.embedding_net, verifier.contents),
-        (folded(adapted.net), adapted.contents),
+        (fold_network(adapted.net), adapted.contents),
     ):
         embedder = Embedder(net, WHOLE, Forward(verifier.device))
         scores.append(score_trials(embedder, verifying_backend(model), trials, source).scores)

@@ -397,7 +397,7 @@ def _write(
     fit = fits[0]
     num_old = 0
     # With --out, the model file keeps its calibration.
-    if out is None and (replaced := fit.replaced(verifier.contents)):
+    if out is None and (replaced := fit.find_replaced(verifier.contents)):
         num_old = replaced.get("num_targets", 0)
     num_new = fit.origin.get("num_targets", 0)
     if num_new < min(FEW_TARGETS, num_old):

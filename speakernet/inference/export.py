@@ -44,7 +44,7 @@ from speakernet.files import OTHER_PLACE, atomic_write, check_writable, writing
 from speakernet.frontend.features import FrontEnd, normalize_features, use_convolution
 from speakernet.inference.decision import DecisionRule
 from speakernet.models.model_file import ModelFile, load_model_file
-from speakernet.models.speaker_net import SpeakerNet, folded
+from speakernet.models.speaker_net import SpeakerNet, fold_network
 
 logger = logging.getLogger(__name__)
 
@@ -242,7 +242,7 @@ class ExportedNet(nn.Module):
 
     def __init__(self, model: ModelFile) -> None:
         super().__init__()
-        self.net = folded(model.net).requires_grad_(False)
+        self.net = fold_network(model.net).requires_grad_(False)
         self.net.spec_augment = None
         for module in self.net.modules():
             # Not every runtime has an FFT, but all have convolutions.

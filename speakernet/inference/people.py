@@ -287,7 +287,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         for recording in recordings:
             # All are checked before the transaction: a person is enrolled with all recordings or
             # none.
-            self._checked(recording.embedding)
+            self._check_embedding(recording.embedding)
             if not 0 < recording.weight < math.inf:
                 raise StoreError(f"the weight is {recording.weight}; expected a number above 0")
         with self._session(writes=True) as connection:
@@ -307,7 +307,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         # Reading everybody from the file takes much longer than scoring them. So the matrix is
         # kept, together with the state of the file at the time of reading. The state is
         # taken before reading: if another process writes in between, the next call reads again.
-        unit = mean_embeddings(self._checked(embedding)[None], self._model.mean)[0]
+        unit = mean_embeddings(self._check_embedding(embedding)[None], self._model.mean)[0]
         state = self._state()
         if self._voices[0] != state:
             self._voices = state, voices_of(self.recordings(), self._model.mean)
@@ -567,7 +567,7 @@ class PeopleStore(contextlib.AbstractContextManager):
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             connection.executemany(
                 "UPDATE recordings SET embedding = ?, checksum = ? WHERE id = ?",
-                [(*self._sealed(person, recording), row) for row, person, recording in kept],
+                [(*self._seal(person, recording), row) for row, person, recording in kept],
             )
         now = _now()
         for name, several in itertools.groupby(recordings, key=attrgetter("name")):
@@ -578,7 +578,7 @@ class PeopleStore(contextlib.AbstractContextManager):
             )
             person = value_of(connection, "SELECT id FROM people WHERE name = ?", name)
             for recording in several:
-                content, checksum = self._sealed(person, recording)
+                content, checksum = self._seal(person, recording)
                 row = vars(recording) | {"person": person, "added": recording.added or now}
                 row |= {"embedding": content, "checksum": checksum}
                 connection.execute(
@@ -589,7 +589,7 @@ class PeopleStore(contextlib.AbstractContextManager):
                     row,
                 )
 
-    def _sealed(self, person: int, recording: StoredRecording) -> tuple[bytes, int]:
+    def _seal(self, person: int, recording: StoredRecording) -> tuple[bytes, int]:
         """An embedding as stored, and its checksum."""
         # Little-endian on every machine, since a store may be copied to another one.
         content = np.ascontiguousarray(recording.embedding, dtype="<f4").tobytes()
@@ -653,7 +653,7 @@ class PeopleStore(contextlib.AbstractContextManager):
             finally:
                 half.unlink(missing_ok=True)
 
-    def _checked(self, embedding: ndarray) -> ndarray:
+    def _check_embedding(self, embedding: ndarray) -> ndarray:
         """The embedding as float32, (dim,), or StoreError."""
         row = np.asarray(embedding, dtype=np.float32).reshape(-1)
         if row.shape != (self._dim,) or not np.isfinite(row).all():

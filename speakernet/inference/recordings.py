@@ -295,7 +295,7 @@ def _files_of(argument: str, lines: Iterable[str]) -> Iterable[str]:
     """The files that an argument refers to."""
     path = Path(argument)
     if argument == STANDARD_INPUT:
-        return _listed(lines, "standard input", Path())
+        return _read_names(lines, "standard input", Path())
     if path.is_dir():
         left_out = LeftOut()
         names = sorted(walk_recordings(path, left_out))
@@ -310,7 +310,7 @@ def _files_of(argument: str, lines: Iterable[str]) -> Iterable[str]:
     # Not by the suffix alone, because recordings of some corpora have none or an unusual one.
     if path.suffix.lower() in LIST_SUFFIXES and not _is_binary(path):
         with reading(path, f"a folder or {LIST_FORM}", ListError), open_text(path) as file:
-            return _listed(file.read().splitlines(), str(path), path.parent)
+            return _read_names(file.read().splitlines(), str(path), path.parent)
     # Problems with the file are reported when it is read.
     return [argument]
 
@@ -323,7 +323,7 @@ def _is_binary(path: Path) -> bool:
         return b"\0" in file.read(HEADER_BYTES)
 
 
-def _listed(lines: Iterable[str], where: str, folder: Path) -> list[str]:
+def _read_names(lines: Iterable[str], where: str, folder: Path) -> list[str]:
     """The files in a list, with paths relative to the list or to the working directory."""
     names = []
     # macOS decomposes accented letters in file names, while lists from elsewhere compose them.
@@ -438,7 +438,7 @@ def inspect_recording(
     name = recording.name
     # Of the samples, not of the file: a copy in another container is still a copy.
     digest = hashlib.sha256()
-    speech = find_speech(_hashed(recording.blocks(), digest), recording.sample_rate)
+    speech = find_speech(_hash_pieces(recording.blocks(), digest), recording.sample_rate)
     speech_seconds = float(np.diff(speech).sum())
     measured = recording.cut_to(speech) if len(speech) else recording
     power, spectrum, clipped_share = _measure(measured)
@@ -510,7 +510,7 @@ def _measure(recording: Recording) -> tuple[np.ndarray, np.ndarray, float]:
     return np.concatenate(powers), spectrum, num_clipped / recording.num_samples
 
 
-def _hashed(pieces: Iterable[np.ndarray], digest: Any) -> Iterator[np.ndarray]:
+def _hash_pieces(pieces: Iterable[np.ndarray], digest: Any) -> Iterator[np.ndarray]:
     """The pieces, each added to the digest of all samples."""
     for piece in pieces:
         digest.update(piece.astype("<f4").tobytes())
@@ -536,10 +536,10 @@ def warnings_by_cause(qualities: Sequence[Quality]) -> list[str]:
         texts[BAND_LIMITED] = (
             f"{BAND_LIMITED}: as over a telephone, unlike the others; use one kind of microphone"
         )
-    return [f"{listed(names)}: {texts[cause]}" for cause, names in names_by_cause.items()]
+    return [f"{join_names(names)}: {texts[cause]}" for cause, names in names_by_cause.items()]
 
 
-def listed(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """Names in one line; of many, the first few and their number."""
     text = ", ".join(names[:MAX_NAMED])
     return f"{text} … ({len(names)} recordings)" if len(names) > MAX_NAMED else text

@@ -30,8 +30,8 @@ from speakernet.evaluation.embedding import (
     Forward,
     batches_of,
     embed_utterances,
-    padded,
-    prepared,
+    pad,
+    prepare_waveform,
     weights_digest,
 )
 from speakernet.evaluation.scoring import (
@@ -61,7 +61,7 @@ from speakernet.machine.memory import bound_compiled_shapes
 from speakernet.machine.options import MachineOptions
 from speakernet.machine.threads import use_one_thread_after_fork
 from speakernet.models.model_file import ModelFile, load_model_file, model_of, voices_caution
-from speakernet.models.speaker_net import SpeakerNet, fold_batch_norms, folded
+from speakernet.models.speaker_net import SpeakerNet, fold_batch_norms, fold_network
 from speakernet.terminal import Bar
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class SpeakerVerifier:
         # folds in place, and reads the file again if `net` is asked for.
         if is_model_kept:
             self.net = net
-            net = folded(net)
+            net = fold_network(net)
         else:
             fold_batch_norms(net)
         self.embedding_net = net
@@ -648,7 +648,7 @@ class SpeakerVerifier:
         # Sorted by length, because a batch is padded to its longest recording.
         order = np.argsort([recording.num_samples for recording in recordings], kind="stable")
         pieces = (
-            (stretch, prepared(waveform, self.sample_rate, self.embedding_net.preparation))
+            (stretch, prepare_waveform(waveform, self.sample_rate, self.embedding_net.preparation))
             for row in order.tolist()
             for stretch, waveform in recordings[row].pieces(row)
         )
@@ -662,7 +662,7 @@ class SpeakerVerifier:
             for stretch, waveform in pieces
         )
         for batch, _ in batches_of(items, BATCH_SIZE, self.sample_rate):
-            waveforms, lengths = padded([waveform for _, waveform in batch])
+            waveforms, lengths = pad([waveform for _, waveform in batch])
             # (batch, samples) -> (batch, dim)
             embedded = self.embedding_net.embed(
                 waveforms.to(self.device), lengths, sample_rate=self.sample_rate

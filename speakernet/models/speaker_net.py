@@ -3,7 +3,7 @@ to embedding.
 
 Training, evaluation, export and verification all use it. It describes itself in plain values
 (`spec`), from which `from_spec` rebuilds it. Networks that are no longer trained can have their
-batch norms merged (`folded`).
+batch norms merged (`fold_network`).
 """
 
 import copy
@@ -340,7 +340,7 @@ def _resolve_front_end(model: ModelOptions, frontend: FrontendOptions) -> Fronte
         )
     # The published values only apply to the published front end.
     defaults = published if name == published["name"] else {}
-    return frontend.resolved(defaults).model_copy(update={"name": name})  # type: ignore[no-any-return]
+    return frontend.resolve(defaults).model_copy(update={"name": name})  # type: ignore[no-any-return]
 
 
 def fold_batch_norms(net: nn.Module) -> int:
@@ -383,7 +383,7 @@ def fold_batch_norms(net: nn.Module) -> int:
     return merged
 
 
-def folded(net: Net) -> Net:
+def fold_network(net: Net) -> Net:
     """A copy of a network in evaluation mode, with its batch norms merged."""
     twin = copy.deepcopy(net).eval()
     fold_batch_norms(twin)

@@ -220,7 +220,7 @@ _heartbeat: Heartbeat | None = None
 
 
 @contextlib.contextmanager
-def joined(options: MachineOptions) -> Iterator[None]:
+def join_ranks(options: MachineOptions) -> Iterator[None]:
     """Join the ranks started by torchrun, SLURM or `--distributed`; does nothing in a single
     process.
     """

@@ -51,7 +51,7 @@ class RemoteError(FileError):
 
 
 @contextlib.contextmanager
-def mirrored(address: str, folder: str | Path, *, with_epochs: bool) -> Iterator[None]:
+def keep_mirror(address: str, folder: str | Path, *, with_epochs: bool) -> Iterator[None]:
     """Keep a copy of a run folder at an address while the block runs."""
     mirror = Mirror(Path(folder), address, with_epochs)
     # A daemon: a hanging file system must not keep the interpreter from exiting.
@@ -62,7 +62,7 @@ def mirrored(address: str, folder: str | Path, *, with_epochs: bool) -> Iterator
     finally:
         mirror.is_over.set()
         thread.join(END_SECONDS)
-        if missing := mirror.changed(is_end=True):
+        if missing := mirror.find_changed(is_end=True):
             logger.warning("training.mirror: not yet copied to %s: %s", address, ", ".join(missing))
 
 
@@ -100,7 +100,7 @@ class Mirror:
                     )
                 delay = RETRY_SECONDS
 
-    def changed(self, *, is_end: bool) -> list[str]:
+    def find_changed(self, *, is_end: bool) -> list[str]:
         """Files that differ from their copies, models first, so that no copy refers to a model not
         yet copied.
         """
@@ -120,7 +120,7 @@ class Mirror:
         return [name for name in changed if not name.endswith(GROWING)]
 
     def _copy_all(self, is_end: bool) -> None:
-        for name in self.changed(is_end=is_end):
+        for name in self.find_changed(is_end=is_end):
             folder, base = posixpath.split(f"{self.root}/{name}")
             temporary = f"{folder}/.{base}.tmp"
             self.system.makedirs(folder, exist_ok=True)

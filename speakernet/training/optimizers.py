@@ -326,7 +326,7 @@ class WeightAverage:
             torch._foreach_copy_(self._kept_others, self._others)
 
     @contextlib.contextmanager
-    def applied(self) -> Iterator[None]:
+    def apply(self) -> Iterator[None]:
         """Inside the block the network holds the average, mixed with `initial_share` of its initial
         weights.
         """

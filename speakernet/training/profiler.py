@@ -44,7 +44,7 @@ class StepProfiler:
         self._profiler.start()
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause(self) -> Iterator[None]:
         """Record nothing inside the block (an evaluation between two steps)."""
         # An evaluation would add thousands of operations that are not part of a step, and make the
         # trace too large to open.

@@ -257,13 +257,13 @@ class TrainingStep:
         return StepOutcome(results, num_utterances, torch.cat(indices), wishes, seconds)
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause(self) -> Iterator[None]:
         """Between two steps: inside the block everything runs eagerly and nothing is profiled."""
         with contextlib.ExitStack() as stack:
             if self.compiler.is_compiled:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             if self.profiler is not None:
-                stack.enter_context(self.profiler.paused())
+                stack.enter_context(self.profiler.pause())
             yield
 
     def add(self, batch: Batch, *, is_last: bool = True) -> None:

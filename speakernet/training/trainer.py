@@ -351,8 +351,8 @@ class Trainer:
         random_state = capture_random_state()
         with contextlib.ExitStack() as stack:
             if of_average and self.average.is_kept:
-                stack.enter_context(self.average.applied())
-            stack.enter_context(self.step.paused())
+                stack.enter_context(self.average.apply())
+            stack.enter_context(self.step.pause())
             self.step.exchange.share_statistics()
             self.net.eval()
             try:
@@ -400,7 +400,7 @@ class Trainer:
         title = "batch-norm statistics"
         with (
             self.precision.autocast(),
-            self.step.paused(),
+            self.step.pause(),
             Bar(title, count, "batch", is_shown=self.progress.show_bar) as bar,
         ):
             batches = itertools.islice(iter(self.loader), count)

@@ -197,7 +197,7 @@ def test_processes_share_decoded_files(folders, tmp_path, monkeypatch, random):
     for _ in range(2):
         together = make(folders)
         assert clips_into_ram(together.banks, 1 << 30) and isinstance(
-            together.rirs.prepared(0).base.base, np.memmap
+            together.rirs.prepare(0).base.base, np.memmap
         )
         # Only the first decodes: nine clips of three kinds.
         assert len(decoded) == 27
@@ -328,7 +328,7 @@ def test_rirs(tmp_path, caplog):
     write_audio(tmp_path / response, np.stack([left, right], axis=1))
     rirs = RirBank(tmp_path, 16000, None, is_aligned=True)
     assert list(rirs.names) == [response] and "2 files skipped" in caplog.text
-    taken = rirs.prepared(0)[:400]
+    taken = rirs.prepare(0)[:400]
     assert np.flatnonzero(taken).tolist() == [0, 50] and taken[50] / taken[0] == pytest.approx(
         0.4, abs=1e-3
     )

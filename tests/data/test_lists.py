@@ -15,7 +15,7 @@ from speakernet.data.lists import (
     write_training_list,
     write_trials,
 )
-from speakernet.data.lookup import mapped_training_list
+from speakernet.data.lookup import map_training_list
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
@@ -147,8 +147,8 @@ def test_cache_of_a_long_list(tmp_path, monkeypatch):
     for text in ("b b/1.wav\na a/1 1.wav\nb b/2.wav\n", "c c/1.wav\n"):
         path = write(text)
         plain = read_training_list(path)
-        kept = mapped_training_list(path)
-        again = mapped_training_list(path)
+        kept = map_training_list(path)
+        again = map_training_list(path)
         for other in (kept, again):
             assert other.paths == plain.paths and other.speakers == plain.speakers
             assert other.labels.tolist() == plain.labels.tolist() and other.sha256 == plain.sha256

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from speakernet.data import sampling
-from speakernet.data.mixing import mixed
+from speakernet.data.mixing import plan_mixture
 from speakernet.data.options import DataOptions
 from speakernet.data.sampling import BalancedSampler, ShuffledSampler, Voices, rank_share
 from speakernet.random import KeyedRandom
@@ -119,7 +119,7 @@ def test_balanced_batches_of_drawn_lengths(has_corpora):
             name: BalancedSampler(labels, half, seed=1, eligible=part)
             for name, part in parts.items()
         }
-        sampler.divide(lambda epoch: mixed(corpora, epoch))
+        sampler.divide(lambda epoch: plan_mixture(corpora, epoch))
     plan = sampler.epoch(0)
     batches = [
         labels[rows_of_batch % 360][::2].tolist()

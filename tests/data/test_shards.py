@@ -15,7 +15,7 @@ from numpy.testing import assert_array_equal
 from speakernet.corpora.pack_inputs import open_inputs
 from speakernet.data import packing, sampling, stores
 from speakernet.data.lists import read_training_list
-from speakernet.data.mixing import streamed
+from speakernet.data.mixing import plan_streams
 from speakernet.data.opening import open_source
 from speakernet.data.options import DataOptions
 from speakernet.data.packed import PackedError
@@ -242,7 +242,7 @@ def test_order_of_a_stream(num_streams):
     labels = np.arange(4000, dtype=np.int32) % 7
     shards = np.arange(4000) % 20
     sampler = ShuffledSampler(labels, DataOptions(batch_size=12, shuffle_buffer=600), seed=1)
-    sampler.divide(lambda number: streamed(sampler, shards, num_streams, number))
+    sampler.divide(lambda number: plan_streams(sampler, shards, num_streams, number))
     plans = [sampler.epoch(number) for number in (0, 0, 1)]
     assert np.array_equal(plans[0].rows, plans[1].rows) and not np.array_equal(
         plans[0].rows, plans[2].rows

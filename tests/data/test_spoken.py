@@ -7,7 +7,7 @@ from speakernet.data import speech
 from speakernet.data.audio import write_audio
 from speakernet.data.lists import StringTable
 from speakernet.data.sources import FolderSource
-from speakernet.data.spoken import spoken
+from speakernet.data.spoken import cut_to_speech
 
 RATE = 16000
 EDGES = np.array([[0.5, 1.5], [2.0, 2.25]])
@@ -35,7 +35,7 @@ def numbers(samples):
 
 
 def test_crops_and_lengths(source, caplog):
-    cut = spoken(source)
+    cut = cut_to_speech(source)
     expected = np.concatenate([np.arange(8000, 24000), np.arange(32000, 36000)])
     # Files hold 16 bits.
     # Read without the offset, so that only differences are those of the recording.
@@ -49,12 +49,12 @@ def test_crops_and_lengths(source, caplog):
 
 
 def test_one_search_for_each_source(source):
-    assert spoken(source) is spoken(source)
+    assert cut_to_speech(source) is cut_to_speech(source)
 
 
 def test_no_training(source):
     with pytest.raises(ValueError, match="whole recordings"):
-        spoken(source).rows(StringTable.from_strings(["speech.wav"]), None)
+        cut_to_speech(source).rows(StringTable.from_strings(["speech.wav"]), None)
 
 
 def test_energy_where_weights_are_missing(monkeypatch):

@@ -79,11 +79,11 @@ def test_plda(dim):
 def test_adapted_covariances():
     ours = two_covariances(ROWS, LABELS)
     theirs = Covariances(np.ones(DIM), np.eye(DIM), 2 * np.eye(DIM))
-    mixed = ours.interpolated(theirs, 0.25)
+    mixed = ours.interpolate(theirs, 0.25)
     assert_allclose(mixed.within, 0.75 * ours.within + 0.5 * np.eye(DIM))
     assert_array_equal(mixed.mean, ours.mean)
     # In the basis in which the total covariance is the identity, the variance above 1 is shared.
-    found = theirs.adapted(OTHERS)
+    found = theirs.adapt(OTHERS)
     root = np.real(sqrtm(theirs.between + theirs.within))
     variances, directions = np.linalg.eigh(
         np.linalg.inv(root) @ np.cov(OTHERS.T) @ np.linalg.inv(root)

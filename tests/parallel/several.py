@@ -57,14 +57,14 @@ def _work(file, name, answer):
     import torch
 
     from speakernet.machine.options import MachineOptions
-    from speakernet.parallel.group import joined
+    from speakernet.parallel.group import join_ranks
 
     torch.set_num_threads(1)
     specification = importlib.util.spec_from_file_location("asked_for", file)
     assert specification is not None and specification.loader is not None
     sys.modules["asked_for"] = module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
-    with joined(MachineOptions(device="cpu", distributed_timeout_seconds=60.0)):
+    with join_ranks(MachineOptions(device="cpu", distributed_timeout_seconds=60.0)):
         answer.write_bytes(pickle.dumps(getattr(module, name)()))
 
 

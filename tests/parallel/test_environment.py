@@ -18,7 +18,7 @@ from speakernet.distributed import (
 )
 from speakernet.machine.options import MachineOptions
 from speakernet.parallel import group
-from speakernet.parallel.group import joined, launch, num_gpus
+from speakernet.parallel.group import join_ranks, launch, num_gpus
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 TORCHRUN |= {"MASTER_ADDR": "gpu07", "MASTER_PORT": "29500"}
@@ -93,7 +93,7 @@ def set_environment(monkeypatch, values):
 def test_contradictions(environment, options, message, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     set_environment(monkeypatch, environment)
-    with pytest.raises(ValueError, match=message), joined(MachineOptions(**options)):
+    with pytest.raises(ValueError, match=message), join_ranks(MachineOptions(**options)):
         raise AssertionError("it began")
 
 
@@ -110,7 +110,7 @@ def test_port_in_use(monkeypatch):
         }
         set_environment(monkeypatch, {**TORCHRUN, **here})
         monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
-        with pytest.raises(ValueError, match=f":{port}"), joined(MachineOptions(device="cpu")):
+        with pytest.raises(ValueError, match=f":{port}"), join_ranks(MachineOptions(device="cpu")):
             raise AssertionError("it began")
         with pytest.raises(OSError, match="in use"):
             launch(2, port, [])

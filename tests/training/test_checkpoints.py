@@ -28,7 +28,7 @@ from speakernet.run_folder import (
 )
 from speakernet.training import checkpoints, mirror
 from speakernet.training.checkpoints import CheckpointStore, average_weights, to_cpu
-from speakernet.training.mirror import RemoteError, fetch_run, mirrored
+from speakernet.training.mirror import RemoteError, fetch_run, keep_mirror
 from speakernet.training.options import TrainingOptions
 from tests.training.training_fakes import assert_same_bits, step_of, trained
 
@@ -275,7 +275,7 @@ def test_fresh_folder(tmp_path, kind):
     run = tmp_path / "run"
     fresh = tmp_path / "fresh"
     fill(run)
-    with mirrored(address, run, with_epochs=False):
+    with keep_mirror(address, run, with_epochs=False):
         pass
     assert fetch_run(address, fresh)
     found = sorted(
@@ -295,7 +295,7 @@ def test_changes_are_copied(tmp_path):
     epoch = run / CHECKPOINTS / "epoch_0001.pt"
     epoch.parent.mkdir()
     epoch.write_text("1")
-    with mirrored(str(there), run, with_epochs=True):
+    with keep_mirror(str(there), run, with_epochs=True):
         wait_until((there / LAST).exists)
         (run / LAST).write_text("two")
         wait_until(lambda: (there / PREVIOUS).exists() and (there / LAST).exists())
@@ -333,7 +333,7 @@ def test_failing_folder(tmp_path, monkeypatch, caplog):
 
     monkeypatch.setattr(LocalFileSystem, "put_file", put_or_fail)
     fill(run)
-    with mirrored(str(tmp_path / "there"), run, with_epochs=False):
+    with keep_mirror(str(tmp_path / "there"), run, with_epochs=False):
         wait_until(lambda: len(tries) > 3)
         is_failing.clear()
         wait_until((tmp_path / "there" / RESULTS).exists)
@@ -352,7 +352,7 @@ def test_hanging_folder(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(LocalFileSystem, "put_file", hang)
     monkeypatch.setattr(mirror, "END_SECONDS", 0.05)
     fill(tmp_path / "run")
-    with mirrored(str(tmp_path / "there"), tmp_path / "run", with_epochs=False):
+    with keep_mirror(str(tmp_path / "there"), tmp_path / "run", with_epochs=False):
         assert entered.wait(30)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "best.pt, last.pt" in caplog.text
@@ -389,7 +389,7 @@ def test_resuming_on_another_machine(tmp_path):
     how = {"average_checkpoints": 3, "ema_decay": 0.9}
     straight = trained(tmp_path / "straight", max_epochs=4, **how)
     there = str(tmp_path / "there")
-    with mirrored(there, tmp_path / "first", with_epochs=True):
+    with keep_mirror(there, tmp_path / "first", with_epochs=True):
         trained(tmp_path / "first", max_epochs=2, scheduled_epochs=4, ema_decay=0.9)
     assert fetch_run(there, tmp_path / "second")
     resumed = trained(tmp_path / "second", max_epochs=4, seed=99, **how)
@@ -402,7 +402,7 @@ def test_unusable_addresses(tmp_path, address):
     fill(tmp_path)
     with (
         pytest.raises(RemoteError),
-        mirrored(address.format(tmp_path, tmp_path.name), tmp_path, with_epochs=False),
+        keep_mirror(address.format(tmp_path, tmp_path.name), tmp_path, with_epochs=False),
     ):
         pass
     assert (tmp_path / METRICS).read_text() == f"one {METRICS}"

@@ -397,14 +397,14 @@ def test_share_of_initial_weights(decay):
         net.weight.data.fill_(float(step))
         average.update()
         plain.update()
-    with plain.applied():
+    with plain.apply():
         expected = 0.25 * first + 0.75 * net.weight.detach()
     # Resumed with other weights in the network, the initial weights are still those of the run.
     again = WeightAverage(nn.Linear(2, 2), decay, initial_share=0.25)
     again.load_state_dict(average.state_dict())
     for kept in (average, again):
         for _ in range(2):
-            with kept.applied():
+            with kept.apply():
                 assert_close(kept._live[0].detach(), expected)
     assert torch.equal(net.weight.detach(), torch.full((2, 2), 4.0))
     with pytest.raises(ValueError, match=r"training\.initial_weight"):

@@ -23,7 +23,7 @@ from speakernet import distributed
 from speakernet.data.audio import AudioError, read_audio
 from speakernet.data.folders import walk_recordings
 from speakernet.data.lists import StringTable
-from speakernet.data.lookup import LookupTable, mapped
+from speakernet.data.lookup import LookupTable, map_arrays
 from speakernet.data.packed import PackedRows, PackedSource, RamRows, is_packed
 from speakernet.data.sharing import shared_zeros
 from speakernet.data.sources import (
@@ -286,7 +286,7 @@ def _check_files(
     if len(readable) > MANY_FILES:
         # A cache folder that cannot be written only costs time.
         with contextlib.suppress(OSError):
-            bad = mapped(_key_of(f"checked {what}", source.root, names, table), find_bad)
+            bad = map_arrays(_key_of(f"checked {what}", source.root, names, table), find_bad)
     for row in (bad or find_bad())["rows"].tolist():
         problems[row] = problem_of(row) or f"{names[row]}: could not be read"
     return BankFiles(source, names, problems)
@@ -357,7 +357,7 @@ def clips_into_ram(banks: Mapping[str, ClipBank], budget_bytes: int) -> bool:
     for kind, bank in banks.items():
         if distributed.local_world_size() > 1 and isinstance(bank.reader, FolderRows):
             key = _key_of(f"noise {kind}", bank.reader.root, bank.reader.names, bank.reader.table)
-            kept = mapped(key, functools.partial(_decode_with_energies, bank))
+            kept = map_arrays(key, functools.partial(_decode_with_energies, bank))
             samples = torch.from_numpy(kept["samples"])
             bank.energies = kept["energies"]
         else:
@@ -423,17 +423,17 @@ class RirBank:
             table = self.source.lookup_table(self.names)
             if 4 * int(table.num_samples.sum()) <= self.cache.budget_bytes:
                 key = _key_of(f"responses {is_aligned}", self.source.root, self.names, table)
-                self._kept = mapped(key, self._prepare_all)
+                self._kept = map_arrays(key, self._prepare_all)
 
     def __len__(self) -> int:
         return len(self.names)
 
     def _prepare_all(self) -> dict[str, ndarray]:
-        responses = list(parallel_map(self.prepared, range(len(self)), 2))
+        responses = list(parallel_map(self.prepare, range(len(self)), 2))
         bounds = np.cumsum([0, *map(len, responses)])
         return {"samples": np.concatenate(responses), "bounds": bounds}
 
-    def prepared(self, rir: int) -> ndarray:
+    def prepare(self, rir: int) -> ndarray:
         """The prepared RIR, float32 (samples,); the processes of a machine map one copy if it fits
         the cache.
         """
@@ -456,7 +456,7 @@ class RirBank:
         spectrum = self.cache.get(key)
         if spectrum is None:
             # Later samples cannot reach the crop.
-            response = self.prepared(rir)[:num_samples]
+            response = self.prepare(rir)[:num_samples]
             fft_samples = transform_samples(num_samples + len(response) - 1)
             spectrum = np.fft.rfft(response, fft_samples).astype(np.complex64)
             self.cache.put(key, spectrum)

@@ -276,7 +276,7 @@ class DeviceMixer(Mixer):
         responses: list[ndarray] = []
         if rirs is not None:
             description = "RIRs to the device" if distributed.is_main() else ""
-            responses += parallel_map(rirs.prepared, range(len(rirs)), usable_cores(), description)
+            responses += parallel_map(rirs.prepare, range(len(rirs)), usable_cores(), description)
         self._rir_lengths = np.array([len(response) for response in responses], dtype=np.int64)
         self._rir_starts = np.cumsum(self._rir_lengths) - self._rir_lengths
         self._longest_rir = int(self._rir_lengths.max(initial=0))

@@ -195,13 +195,13 @@ class Service:
         limits = DecisionLimits(false_accept_rate=false_accept_rate, threshold=threshold)
         # Checked first, so that no clip is decoded for nothing.
         self._decide(0.0, limits)
-        with self._opened([first, *second]) as (heard, clips):
+        with self._open_uploads([first, *second]) as (heard, clips):
             score, rule, seconds = self.verifier.score_heard(heard)
         return {**self._decide(score, limits, rule, seconds), "clips": clips}
 
     def embed(self, audio: UploadFile) -> Answer:
         """Embed the speech of a clip, for /compare."""
-        with self._opened([audio]) as (heard, clips):
+        with self._open_uploads([audio]) as (heard, clips):
             embedding = self.verifier.embed(heard[0].recording)[0]
         return {"embedding": embedding.tolist(), "clips": clips}
 
@@ -222,7 +222,7 @@ class Service:
         """Enrol a person, or add clips of a person who is already enrolled."""
         store = self._store()
         name = checked_name(name)
-        with self._opened(audio, MIN_ENROL_SECONDS) as (heard, clips):
+        with self._open_uploads(audio, MIN_ENROL_SECONDS) as (heard, clips):
             done = enroll(self.verifier, store, name, heard)
         return {
             "name": done.name,
@@ -253,7 +253,7 @@ class Service:
         """Identify a clip as one of the enrolled people or as a stranger."""
         store = self._store()
         advice = None
-        with self._opened([audio]) as (heard, clips):
+        with self._open_uploads([audio]) as (heard, clips):
             try:
                 answer = identify(
                     self.verifier,
@@ -295,7 +295,7 @@ class Service:
         threshold: Threshold = None,
     ) -> Answer:
         """Start comparing live speech with a clip."""
-        with self._opened([reference]) as (heard, _):
+        with self._open_uploads([reference]) as (heard, _):
             stream = self.verifier.stream(sample_rate, heard[0], threshold=threshold)
         with self._streams_lock:
             self._close_idle()
@@ -387,7 +387,7 @@ class Service:
         return torch.from_numpy(np.stack(embeddings))
 
     @contextlib.contextmanager
-    def _opened(
+    def _open_uploads(
         self, uploads: Sequence[UploadFile], min_speech_seconds: float = MIN_TEST_SECONDS
     ) -> Iterator[tuple[list[Heard], list[Answer]]]:
         """The speech of the files and facts about each; their memory counts against the budget
@@ -397,7 +397,7 @@ class Service:
         clips: list[Answer] = []
         with contextlib.ExitStack() as reserved:
             # All are decoded first, so that nothing is inspected for nothing.
-            for recording in [self._decoded(upload, reserved) for upload in uploads]:
+            for recording in [self._decode_upload(upload, reserved) for upload in uploads]:
                 heard.append(self.verifier.hear(recording, min_speech_seconds=min_speech_seconds))
                 quality = heard[-1].quality
                 clips.append(
@@ -409,7 +409,7 @@ class Service:
                 )
             yield heard, clips
 
-    def _decoded(self, upload: UploadFile, reserved: contextlib.ExitStack) -> Recording:
+    def _decode_upload(self, upload: UploadFile, reserved: contextlib.ExitStack) -> Recording:
         # Made safe for messages: without folders, short and printable.
         name = (upload.filename or "clip").replace("\\", "/").rpartition("/")[2][:100]
         name = "".join(letter if letter.isprintable() else "?" for letter in name)

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 from scipy.sparse import csr_array
 
-from speakernet.inference.who.rttm import Channel, SpeakerTurns, shown
+from speakernet.inference.who.rttm import Channel, SpeakerTurns, describe_channels
 from speakernet.terminal import counted
 
 MISSED, FALSE_ALARM, CONFUSION, TOTAL, JACCARD, SPEAKERS = range(6)
@@ -90,7 +90,7 @@ def diarization_errors(
     """
     # A recording without scored regions would count as free of errors, but more often its name is
     # wrong.
-    names = shown(reference)
+    names = describe_channels(reference)
     lacking = []
     if scored is not None:
         lacking = [
@@ -152,8 +152,8 @@ class _Sweep:
         self.true = _speaking(borders, true_turns, true_speakers, len(true))
         self.claimed = _speaking(borders, claimed_turns, claimed_speakers, len(claimed))
         """Who speaks in each piece, (pieces, speakers)."""
-        self.is_in_region = _covered(borders, regions) > 0
-        self.is_near_border = _covered(borders, collars) > 0
+        self.is_in_region = _count_covering(borders, regions) > 0
+        self.is_near_border = _count_covering(borders, collars) > 0
         self._map()
 
     def _map(self) -> None:
@@ -209,7 +209,7 @@ def _stack(turns: SpeakerTurns) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(list(turns.values())), np.repeat(np.arange(len(turns)), counts)
 
 
-def _covered(borders: np.ndarray, stretches: np.ndarray) -> np.ndarray:
+def _count_covering(borders: np.ndarray, stretches: np.ndarray) -> np.ndarray:
     """How many of the stretches, (stretches, 2), cover each piece between borders, (pieces,)."""
     if not len(borders):
         return np.zeros(0, dtype=np.int64)

@@ -77,13 +77,13 @@ class LiveSpeakers:
         self._num_samples += len(samples)
         if self._num_samples - self._num_seen < STEP_SECONDS * self.sample_rate:
             return []
-        return self._ended(is_last=False)
+        return self._end_turns(is_last=False)
 
     def finish(self) -> list[Turn]:
         """End the stream; returns the remaining turns."""
-        return self._ended(is_last=True)
+        return self._end_turns(is_last=True)
 
-    def _ended(self, *, is_last: bool) -> list[Turn]:
+    def _end_turns(self, *, is_last: bool) -> list[Turn]:
         if not self._num_samples:
             return []
         # All audio that belongs to no turn yet is searched again, because the end of a stretch is

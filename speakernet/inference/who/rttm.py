@@ -160,7 +160,7 @@ def with_channels_of(
     return renamed
 
 
-def shown(channels: Iterable[Channel]) -> list[str]:
+def describe_channels(channels: Iterable[Channel]) -> list[str]:
     """Names for messages: the recording, and the channel where there are several of a recording.
 
     >>> shown([("a", "1"), ("b", "1"), ("b", "2")])

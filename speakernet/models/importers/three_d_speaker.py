@@ -46,16 +46,16 @@ def _campplus(weights: Weights) -> NetworkDescription:
 
 def _eres2net(weights: Weights) -> NetworkDescription:
     channels = first_shape(weights, "conv1.weight")[0]
-    return _fused("ERes2NetLarge" if channels == WIDTH_UNIT else "ERes2NetBase", weights)
+    return _describe_fused("ERes2NetLarge" if channels == WIDTH_UNIT else "ERes2NetBase", weights)
 
 
 def _eres2net_v2(weights: Weights) -> NetworkDescription:
     # Only V2 fuses the last two stages alone; any other file is refused here.
     first_shape(weights, "layer3_ds.weight")
-    return _fused("ERes2NetV2", weights)
+    return _describe_fused("ERes2NetV2", weights)
 
 
-def _fused(model: str, weights: Weights) -> NetworkDescription:
+def _describe_fused(model: str, weights: Weights) -> NetworkDescription:
     channels = first_shape(weights, "conv1.weight")[0]
     width = first_shape(weights, "layer1.0.convs.0.weight")[0]
     options = {

@@ -95,7 +95,7 @@ SIZES = json.loads(Path(__file__).with_name("sizes.json").read_text("utf-8"))
 """Further published sizes by name, with what differs from the options of their family."""
 
 
-def sized(owner: type[TrunkOptions], name: str) -> type[Any]:
+def make_size(owner: type[TrunkOptions], name: str) -> type[Any]:
     """A size of a family in `SIZES`: a subclass with its own defaults and facts."""
     facts = dict(SIZES[name])
     figures = {figure: facts.pop(figure) for figure in Published._fields if figure in facts}
@@ -114,7 +114,7 @@ def sized(owner: type[TrunkOptions], name: str) -> type[Any]:
 
 def family(first: str, owner: type[TrunkOptions], *others: str) -> dict[str, type[Any]]:
     """The sizes of a family by name; the defaults of `owner` are those of the first."""
-    return {first: owner} | {name: sized(owner, name) for name in others}
+    return {first: owner} | {name: make_size(owner, name) for name in others}
 
 
 class ResNetSE34LOptions(TrunkOptions):
@@ -315,4 +315,4 @@ class ERes2NetOptions(TwoLayerOptions):
 
 ERES2NETS = family("ERes2NetBase", ERes2NetOptions, "ERes2NetLarge")
 # Its groups are narrower than the first version's: `baseWidth=26` in 3D-Speaker's ERes2NetV2.py.
-ERES2NETV2S = {"ERes2NetV2": sized(ERes2NetOptions, "ERes2NetV2")}
+ERES2NETV2S = {"ERes2NetV2": make_size(ERes2NetOptions, "ERes2NetV2")}
