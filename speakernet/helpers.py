@@ -139,7 +139,7 @@ def log_system_info() -> dict[str, Any]:
     """Log and return the available optimisations of this machine and whether they are on, by
     name.
     """
-    found = {
+    facts = {
         "machine": describe_limits(),
         "processor": system_info()["cpu"],
         "gpus": [gpu["name"] for gpu in system_info()["gpus"]],
@@ -155,9 +155,9 @@ def log_system_info() -> dict[str, Any]:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
     # One line each, so that a log can be searched for them.
-    for name, value in found.items():
+    for name, value in facts.items():
         logger.info("%s: %s", name, value if value not in (None, False, [], "") else "no")
-    return found
+    return facts
 
 
 log_performance_info = log_system_info

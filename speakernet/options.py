@@ -148,16 +148,16 @@ class OptionError(ValueError):
         if self.field not in owner.model_fields:
             return str(cause)
         value = values.get(self.field)
-        found = repr(value)[:100]
+        shown = repr(value)[:100]
         if self.field not in values:
-            found = "missing"
+            shown = "missing"
         elif value is None:
-            found = "empty"
+            shown = "empty"
         elif value is True:
             # On the command line, an option without a value is true.
-            found = "without a value (or true)"
+            shown = "without a value (or true)"
         declared = owner.model_fields[self.field].rebuild_annotation()
-        return f"is {found}; expected {in_words(declared)}"
+        return f"is {shown}; expected {in_words(declared)}"
 
 
 @dataclass(frozen=True)

@@ -414,12 +414,14 @@ def load_for_scoring(config: Config, path: str | Path) -> ModelFile:
 
 
 def build_embedder(
-    config: Config, net: EmbeddingNet, device: torch.device, wanted: str
+    config: Config, net: EmbeddingNet, device: torch.device, precision: str
 ) -> Embedder:
-    """An embedder with the options of section evaluation, in the `wanted` precision (auto: the
-    training precision).
+    """An embedder with the options of section evaluation, in this precision (auto: that of
+    training).
     """
-    name = choose_precision(config.runtime.precision if wanted == "auto" else wanted, device).value
+    if precision == "auto":
+        precision = config.runtime.precision
+    name = choose_precision(precision, device).value
     autocast = functools.partial(torch.autocast, device.type, DTYPES[name], enabled=name != "no")
     # The cores of this process are counted only here.
     options = config.evaluation.model_copy(

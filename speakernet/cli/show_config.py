@@ -65,12 +65,12 @@ def run(arguments: argparse.Namespace) -> list[str]:
     values = loaded.config.model_dump()
     if arguments.given:
         # Options of a component have a third part.
-        given = {".".join(key.split(".")[:2]) for key in loaded.given}
+        set_keys = {".".join(key.split(".")[:2]) for key in loaded.given}
         every_value = values
         values = {}
         for section, fields in every_value.items():
             for field, value in fields.items():
-                if f"{section}.{field}" in given:
+                if f"{section}.{field}" in set_keys:
                     values.setdefault(section, {})[field] = value
     return [yaml.safe_dump(values, sort_keys=False, allow_unicode=True).rstrip("\n")]
 

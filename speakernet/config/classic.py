@@ -60,20 +60,20 @@ COSTLY = ("training.max_grad_norm", "runtime.precision")
 """Defaults that are most costly to overlook; they are named first."""
 
 
-def convert(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The whole configuration, in our dotted keys, of a program in which only `given` was set.
+def convert(set_options: Mapping[str, Any]) -> dict[str, Any]:
+    """The whole configuration, in our dotted keys, of a program in which only these were set.
 
     It has options that the chosen loss or optimizer does not take, as voxceleb_trainer's has.
     """
     # Options that the chosen loss does not take are kept here: `compose` drops them, since only it
     # knows which loss is chosen in the end.
-    values = {**DEFAULTS, **given}
+    values = {**DEFAULTS, **set_options}
     # Its StepLR decays every test_interval epochs.
     values.setdefault("schedule.decay_interval", values["training.test_interval"])
     return values
 
 
-def differing_defaults(config: Config, given: Collection[str]) -> str:
+def differing_defaults(config: Config, set_keys: Collection[str]) -> str:
     """The defaults taken from voxceleb_trainer that differ from ours, each with ours in
     brackets.
     """
@@ -86,7 +86,7 @@ def differing_defaults(config: Config, given: Collection[str]) -> str:
         value = values[section].get(field)
         default = ours[section].get(field)
         is_path = field.endswith(("_path", "_list"))
-        if key in given or is_path or value is None or default is None or value == default:
+        if key in set_keys or is_path or value is None or default is None or value == default:
             continue
         texts.append(f"{key} {value} ({default})")
     return ", ".join(texts)

@@ -179,8 +179,8 @@ def load_config(
     settings = _drop_folders_of_other_lists(
         [setting for setting in settings if setting.key != "eval"], copies
     )
-    given = {setting.key: setting.value for setting in settings}
-    model = str(given.get("training.initial_model", ""))
+    set_values = {setting.key: setting.value for setting in settings}
+    model = str(set_values.get("training.initial_model", ""))
     is_of_checkpoint = False
     # Without a configuration, such a checkpoint was trained with that program's defaults, not with
     # ours.
@@ -193,15 +193,15 @@ def load_config(
     forgiven = {number for number, layer in enumerate(layers) if _is_flat(layer)}
     if is_classic:
         forgiven.add(len(files))
-    implied = convert(given) if is_classic else {}
+    implied = convert(set_values) if is_classic else {}
     if model and not is_scoring:
-        implied |= _implied_by_model(settings_of_model(Path(model)), given)
+        implied |= _implied_by_model(settings_of_model(Path(model)), set_values)
     # The program's own default is off, but its published models have it on. `import-weights`
     # assumes the same.
-    is_log_input_assumed = is_of_checkpoint and "frontend.log_input" not in given
+    is_log_input_assumed = is_of_checkpoint and "frontend.log_input" not in set_values
     if is_log_input_assumed:
         implied["frontend.log_input"] = True
-    for key in given:
+    for key in set_values:
         implied.pop(key, None)
     config = compose(settings, implied, forgiven)
     assumed = ""
@@ -217,12 +217,12 @@ def load_config(
             folder = files[0].parent
         config = with_options(config, "training", save_path=str(folder))
     described = f"{CLASSIC if is_classic else OURS} ({why})"
-    if is_classic and (differing := differing_defaults(config, given)):
+    if is_classic and (differing := differing_defaults(config, set_values)):
         described += (
             f"; these differ from {OURS}'s (in brackets): {differing}; --defaults {OURS} selects "
             "those"
         )
-    keys = frozenset(given)
+    keys = frozenset(set_values)
     return LoadedConfig(config, files, is_classic, is_scoring, keys, described, assumed)
 
 
@@ -287,7 +287,7 @@ def _is_scoring(last: Mapping[str, Setting], *, command_line: int) -> bool:
 
 
 def _implied_by_model(
-    of_model: Mapping[str, Any], given: Mapping[str, Any]
+    of_model: Mapping[str, Any], set_values: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any]]:
     """The settings of an initial model that apply: if the user chose another component, the model's
     options for the old one do not.
@@ -295,7 +295,7 @@ def _implied_by_model(
     for key, value in of_model.items():
         holder = split_key(key)[0]
         choice = CHOICES.get("model.options" if holder == "model" else holder)
-        name = "auto" if choice is None else str(given.get(choice.key, "auto"))
+        name = "auto" if choice is None else str(set_values.get(choice.key, "auto"))
         if choice is None or name in ("auto", of_model.get(choice.key)):
             yield key, value
 
@@ -443,19 +443,19 @@ def _choose_components(
     chosen_in: dict[str, int] = {}
     # Layer by layer, because only a later layer than its own makes an option stale.
     for layer in sorted({setting.layer for setting in settings}):
-        given = {setting.key: setting for setting in settings if setting.layer == layer}
+        in_layer = {setting.key: setting for setting in settings if setting.layer == layer}
         # All names of a layer are set before any is compared, because `auto` depends on the model.
         before = dict(names)
         for holder, choice in CHOICES.items():
-            if choice.key in given:
-                names[holder] = str(given[choice.key].value)
+            if choice.key in in_layer:
+                names[holder] = str(in_layer[choice.key].value)
         for holder, choice in CHOICES.items():
             try:
                 if find_choice(holder, names) != find_choice(holder, before):
                     chosen_in[holder] = layer
             except ValueError as error:
                 # A model without the pooling that an earlier layer named.
-                setting = given.get(choice.key) or given["model.name"]
+                setting = in_layer.get(choice.key) or in_layer["model.name"]
                 raise ConfigError(f"{setting.where}: {choice.key}: {error}") from error
     return names, chosen_in
 

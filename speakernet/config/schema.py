@@ -294,11 +294,13 @@ def with_changes(config: Config, **sections: Mapping[str, Any]) -> Config:
         if find_choice(holder, before) == find_choice(holder, after):
             continue
         section, _, field = holder.partition(".")
-        given = sections.get(section, {})
+        changed_fields = sections.get(section, {})
         if not field:
-            for name in values[section].keys() - SECTIONS[section].model_fields.keys() - set(given):
+            for name in (
+                values[section].keys() - SECTIONS[section].model_fields.keys() - set(changed_fields)
+            ):
                 del values[section][name]
-        elif field not in given:
+        elif field not in changed_fields:
             values[section].pop(field, None)
     return config_from_dict(values)
 

@@ -149,14 +149,16 @@ class Heartbeat:
         return "; ".join(faults)
 
     def _silent_or_behind(self, before: dict[int, Beat], after: dict[int, Beat]) -> list[str]:
-        own = after[self.place.rank]
+        own_beat = after[self.place.rank]
         what = "was killed or suspended: no heartbeat"
         ranks = [rank for rank, beat in after.items() if beat.number == before[rank].number]
         if not ranks:
-            what = f"hangs, while rank {self.place.rank} is at {own.work}"
+            what = f"hangs, while rank {self.place.rank} is at {own_beat.work}"
             # Ranks that have started fewer pieces of work, else ranks at a different one.
-            ranks = [rank for rank, beat in after.items() if beat.num_started < own.num_started]
-            ranks = ranks or [rank for rank, beat in after.items() if beat.work != own.work]
+            ranks = [
+                rank for rank, beat in after.items() if beat.num_started < own_beat.num_started
+            ]
+            ranks = ranks or [rank for rank, beat in after.items() if beat.work != own_beat.work]
         return [f"rank {rank} ({after[rank]}) {what}" for rank in ranks]
 
     def _beats(self) -> dict[int, Beat]:

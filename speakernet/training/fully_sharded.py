@@ -108,11 +108,11 @@ class MeshShare(RowShare):
             whole, self.like.device_mesh, self.like.placements, src_data_rank=None
         )
 
-    def join(self, own: Tensor) -> Tensor:
+    def join(self, share: Tensor) -> Tensor:
         """The whole tensor in host memory on rank 0, a meta tensor on the others; every rank calls
         it.
         """
-        whole = own.detach().full_tensor()  # type: ignore[attr-defined]
+        whole = share.detach().full_tensor()  # type: ignore[attr-defined]
         return whole.to("meta" if torch_distributed.get_rank() else "cpu")  # type: ignore[no-any-return]
 
 

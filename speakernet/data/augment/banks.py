@@ -251,9 +251,9 @@ def _open_bank(root: str | Path, sample_rate: int) -> tuple[AudioSource, StringT
 def _require_usable(files: BankFiles, expected: str) -> BankFiles:
     if len(files.problems) < len(files.names):
         return files
-    found = f"{files.source.root}: none of {counted(len(files.names), 'audio file')} is usable"
+    problem = f"{files.source.root}: none of {counted(len(files.names), 'audio file')} is usable"
     first = f"; the first: {files.problems[0]}" if files.problems else ""
-    raise AudioError(f"{found}; expected {expected}{first}")
+    raise AudioError(f"{problem}; expected {expected}{first}")
 
 
 def _check_files(

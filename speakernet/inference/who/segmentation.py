@@ -134,7 +134,7 @@ class Segmentation:
             num_windows[row * HOP_FRAMES :][:WINDOW_FRAMES] += 1
         edges = np.array([section[:2] for section in sections])
         of_section = np.array([voice for *_, voice in sections])
-        found = []
+        overlaps = []
         for first, last in runs(np.where(self.overlap > MIN_OVERLAP, voices, -1)):
             voice = voices[first]
             # Distance in time from the overlap to each section of somebody else.
@@ -146,8 +146,8 @@ class Segmentation:
             scores = likely[first:last].mean(axis=0) / num_windows[first]
             scores[of_section[distances.argmin()]] += NEIGHBOUR
             scores[voice] = -1.0
-            found.append((float(start), float(stop), int(scores.argmax())))
-        return found
+            overlaps.append((float(start), float(stop), int(scores.argmax())))
+        return overlaps
 
 
 class Segmenter:
