@@ -86,6 +86,9 @@ def assert_follows(found, source):
 def assert_has(config, values):
     for key, value in values.items():
         found = functools.reduce(getattr, key.split("."), config)
+        # Lists of a configuration are tuples in memory.
+        if isinstance(value, list):
+            found = list(found)
         assert found == value or (
             isinstance(value, dict) and vars(found) == {**vars(found), **value}
         ), key

@@ -248,7 +248,7 @@ def prepare_waveform(
         preparation: `speech` is whole or detected; a shorter recording is repeated to
             `repeat_seconds`. May lack both.
 
-    >>> prepared(np.array([1.0, 2.0, 3.0]), 2, {"repeat_seconds": 2.0}).tolist()
+    >>> prepare_waveform(np.array([1.0, 2.0, 3.0]), 2, {"repeat_seconds": 2.0}).tolist()
     [1.0, 2.0, 3.0, 1.0]
     """
     if preparation.get("speech") == "detected":

@@ -198,7 +198,7 @@ def mask_stretches(features: Tensor, mels: Stretches, frames: Stretches) -> Tens
     """Zero the stretches of (batch, mels, frames).
 
     >>> mels, frames = ((torch.tensor([[start]]), torch.tensor([[1]])) for start in (0, 1))
-    >>> masked(torch.ones(1, 2, 3), mels, frames)
+    >>> mask_stretches(torch.ones(1, 2, 3), mels, frames)
     tensor([[[0., 0., 0.],
              [1., 0., 1.]]])
     """

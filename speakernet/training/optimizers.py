@@ -286,7 +286,7 @@ class WeightAverage:
     >>> net = nn.Linear(1, 1, bias=False); _ = net.weight.data.fill_(1.0)
     >>> average = WeightAverage(net, decay=0.5); average.update(); _ = net.weight.data.fill_(0.0)
     >>> average.update()
-    >>> with average.applied():
+    >>> with average.apply():
     ...     round(net.weight.item(), 4)
     0.1818
     """

@@ -76,7 +76,7 @@ def test_network_comes_from_the_file(given, recipe):
         "ASP",
         24,
     )
-    assert (config.model.options.channels, config.model.options.blocks) == (8, [1, 1, 1, 1])
+    assert (config.model.options.channels, config.model.options.blocks) == (8, (1, 1, 1, 1))
     assert (config.frontend.name, config.frontend.num_mels, config.frontend.window) == (
         "fbank",
         24,

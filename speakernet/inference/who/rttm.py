@@ -163,7 +163,7 @@ def with_channels_of(
 def describe_channels(channels: Iterable[Channel]) -> list[str]:
     """Names for messages: the recording, and the channel where there are several of a recording.
 
-    >>> shown([("a", "1"), ("b", "1"), ("b", "2")])
+    >>> describe_channels([("a", "1"), ("b", "1"), ("b", "2")])
     ['a', 'b (channel 1)', 'b (channel 2)']
     """
     channels = list(channels)
