@@ -33,7 +33,7 @@ def keep_draws_eager(net: nn.Module) -> None:
     """
     for module in net.modules():
         if isinstance(module, KeyedDraws):
-            _keep_eager(module, "unannounced")
+            _keep_eager(module, "draw_unannounced")
         elif isinstance(module, SynchronizedNorm | nn.SyncBatchNorm):
             _keep_eager(module, "forward")
 
