@@ -82,6 +82,7 @@ print(json.dumps([name for name in json.loads(sys.argv[1]) if name in sys.module
 """
 
 
+@pytest.mark.slow
 def test_a_run_starts_without_compiler_and_plots():
     """The compiler of torch takes seconds to import, and scoring needs none; plots are drawn at the
     end of a run.
@@ -90,6 +91,7 @@ def test_a_run_starts_without_compiler_and_plots():
     assert json.loads(answer_of(SCORING, slow)) == ["torch"]
 
 
+@pytest.mark.slow
 def test_decisions_need_no_scipy():
     """Each import counts for a command that answers in two seconds; scipy takes a tenth of it."""
     code = "import sys; import speakernet.inference.verifier; print('scipy' in sys.modules)"

@@ -252,6 +252,7 @@ def short_run(corpus, folder, more=""):
     return main(["train", "--config", "small_data.yaml", *words.split()])
 
 
+@pytest.mark.slow
 def test_recipe_with_two_lists(tiny_corpus, tmp_path):
     """The reported trials choose neither epoch nor threshold, and are scored in float32."""
     assert short_run(tiny_corpus, tmp_path, "--mixed-precision bf16 --test_interval 1") == 0

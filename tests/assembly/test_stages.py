@@ -185,6 +185,7 @@ def assert_same(one, other, names):
         assert found[0] == found[1], name
 
 
+@pytest.mark.slow
 def test_stages_resume(staged, tmp_path, monkeypatch, stages, caplog):
     caplog.set_level("INFO", "speakernet")
     straight = tmp_path / "straight"

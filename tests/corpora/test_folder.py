@@ -261,6 +261,7 @@ def test_refused_folders(root, out, capsys, case):
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_converted_files_keep_their_split(out, split_folder, ffmpeg, caplog):
     for path in sorted(split_folder.rglob("*.wav")):
         to_m4a(ffmpeg, path, path.with_suffix(".m4a"))
@@ -355,6 +356,7 @@ def test_trials_are_all_pairs_while_they_are_few(tmp_path, root):
     assert num_trials["everyone", 14] == (112, 560) and num_trials["validation", 14][0] == 28
 
 
+@pytest.mark.slow
 def test_real_speech(tmp_path, shared_data):
     out = tmp_path / "speechocean"
     prepare(shared_data / "speechocean_mini", out)

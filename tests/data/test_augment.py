@@ -33,6 +33,7 @@ from speakernet.data.augment.banks import (
     device_responses,
     noise_banks,
 )
+from speakernet.data.augment.building import _describe_augmentation
 from speakernet.data.augment.mixers import bytes_of_banks
 from speakernet.data.augment.options import AugmentOptions
 from speakernet.data.on_device import DeviceAudio
@@ -391,3 +392,13 @@ def test_real_devices(tmp_path):
     write_audio(tmp_path / "silent.wav", np.zeros(100))
     with pytest.raises(AudioError, match=r"silent\.wav: the impulse response is silent"):
         device_responses(tmp_path, 16000)
+
+
+def test_every_probability_has_an_effect_and_words_in_the_log():
+    names = [name for name in AugmentOptions.model_fields if name.endswith("_probability")]
+    assert len(names) >= 3
+    for name in names:
+        options = AugmentOptions(**{name: 1.0})
+        augmenter = Augmenter({}, None, options)
+        assert augmenter.has_effect, name
+        assert list(_describe_augmentation(augmenter, options)), name

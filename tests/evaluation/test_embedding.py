@@ -260,6 +260,7 @@ def test_degraded_crops_of_a_long_recording(long_source, steps, monkeypatch):
         assert_array_equal(degraded.read("0.wav"), step.transform(long_source.read("0.wav"), 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("frames", [0, 200])
 def test_memory_of_a_sweep(long_source, steps, kind, frames, monkeypatch):

@@ -16,6 +16,10 @@ normalize speech"""
 OPTION_NAMES -= set(COMMON_WORDS.split())
 
 
+def owners_of(name):
+    return ", ".join(sorted(owner.__name__ for owner in OWNERS if name in owner.model_fields))
+
+
 def defaults_of(function):
     """Name and default of each argument that has one."""
     arguments = function.args
@@ -33,7 +37,11 @@ def test_defaults():
                 for argument, value in defaults_of(node):
                     is_literal = isinstance(value, ast.Constant) and value.value not in (None, "")
                     is_second = is_literal and argument.arg in OPTION_NAMES
-                    assert not is_second, f"{path}:{node.lineno}: {argument.arg} has another home"
+                    assert not is_second, (
+                        f"{path}:{node.lineno}: {argument.arg} is an option of "
+                        f"{owners_of(argument.arg)}; remove this default or rename the option, or "
+                        "add the name to COMMON_WORDS if it means something else"
+                    )
 
 
 def test_docstrings_of_options():

@@ -216,6 +216,7 @@ def test_cross_validation():
     assert trials.labels.sum() == 80 and abs(error - eer(scores, trials.labels)) < 15
 
 
+@pytest.mark.slow
 def test_telephones(voices, tmp_path, monkeypatch, call, succeed):
     """A model adapted to narrow-band recordings has an energy floor, and embeds their speech,
     repeated to 16 s.

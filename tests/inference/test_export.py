@@ -198,6 +198,7 @@ def test_other_formats(model_path, verifier, tmp_path, speech, call):
     assert inputs.shape == (1, 24000) and not program.range_constraints
 
 
+@pytest.mark.slow
 def test_eight_bits(model_path, tmp_path, speech, call, caplog):
     for number, clip in enumerate(speech):
         write_audio(tmp_path / f"{number}.wav", clip)
@@ -261,6 +262,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.slow
 def test_example_without_speakernet(
     repository, model_path, exported, exported_seconds, verifier, tmp_path, speech, succeed
 ):

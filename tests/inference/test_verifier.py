@@ -75,6 +75,7 @@ def test_coarse_tensors(embed, verifier):
     assert verifier.compare(coarse, coarse) == pytest.approx(1.0, abs=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("is_used", [False, True])
 def test_forked_process(model_path, is_used):

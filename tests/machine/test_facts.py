@@ -165,6 +165,7 @@ def machine(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("driver", "cuda", "found"),
     [(OPEN, "13.0", "built for CUDA 13.0"), (CLOSED, None, "built without CUDA")],

@@ -120,6 +120,7 @@ def tune(net, **options):
     return net.trunk.tune(net.trunk.options.model_copy(update=options), net)
 
 
+@pytest.mark.slow
 @pytest.mark.needs("onnxruntime", "onnxscript")
 @pytest.mark.parametrize(
     ("kind", "ending"), [("w2v-bert", ".onnx"), ("w2v-bert", ".pt2"), ("wavlm", ".pt2")]

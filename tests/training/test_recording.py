@@ -173,6 +173,7 @@ def test_ordinary_steps():
     np.testing.assert_allclose([row[0] for row in rows], losses, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_forms():
     """Another batch size, crop length or set of trained parameters is recorded anew, up to a
     few.
@@ -189,6 +190,7 @@ def test_forms():
     assert_equal(taken(step, tracer, more), taken(other, None, more), step, other)
 
 
+@pytest.mark.slow
 def test_frozen_parts():
     step = step_of()
     tracer = Tracer(step)

@@ -101,14 +101,7 @@ class Augmenter:
             component = AUGMENTATIONS[name]
             plugin_options = options_of(AUGMENTATIONS, name, values)
             self._plugins.append(create(component, plugin_options, sample_rate=sample_rate))
-        self.has_effect = bool(
-            self.available
-            or self._plugins
-            or any(options.volume_db)
-            or options.telephone_probability
-            or options.codec_probability
-            or options.microphone_probability
-        )
+        self.has_effect = bool(self.available or self._plugins or options.changes_channel)
         """Whether any waveform can change."""
 
     def move_to(

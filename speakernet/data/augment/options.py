@@ -94,6 +94,12 @@ class AugmentOptions(Options):
     RIRs are."""
 
     @property
+    def changes_channel(self) -> bool:
+        """Whether a crop may change without noise and RIRs."""
+        names = [name for name in type(self).model_fields if name.endswith("_probability")]
+        return any(self.volume_db) or any(getattr(self, name) for name in names)
+
+    @property
     def real_codecs(self) -> list[str]:
         """The codecs that may be drawn, without mu-law, which is computed on any device."""
         if not self.codec_probability:
