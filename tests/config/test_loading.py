@@ -288,8 +288,8 @@ def test_defaults_of_a_model_file():
 
 
 def test_saved_copy(tmp_path, monkeypatch):
-    write("a a.wav\n", "work/list.txt")
-    monkeypatch.chdir("work")
+    write("a a.wav\n", "mine/list.txt")
+    monkeypatch.chdir("mine")
     words = (
         "--train_list list.txt --data.synthetic_corpus made --save_path run --lr 3e-4 "
         "--loss.name softmax --schedule.name constant"
@@ -301,13 +301,13 @@ def test_saved_copy(tmp_path, monkeypatch):
     assert saved["loss"]["name"] == "softmax" and "margin" not in saved["loss"]
     assert "final_learning_rate" not in saved["schedule"]
     monkeypatch.chdir(tmp_path)
-    again = load_line("--config work/run/config.yaml").config
-    assert again.data.train_list == f"{tmp_path}/work/list.txt"
-    assert again.data.synthetic_corpus == f"{tmp_path}/work/made"
-    assert again.training.save_path == str(Path("work/run"))
+    again = load_line("--config mine/run/config.yaml").config
+    assert again.data.train_list == f"{tmp_path}/mine/list.txt"
+    assert again.data.synthetic_corpus == f"{tmp_path}/mine/made"
+    assert again.training.save_path == str(Path("mine/run"))
     for section in ("loss", "schedule", "optimizer"):
         assert getattr(again, section) == getattr(config, section)
-    Path("work/run").rename("copy")
+    Path("mine/run").rename("copy")
     copy = "--config copy/config.yaml"
     assert load_line(copy).config.training.save_path == "copy"
     assert load_line(f"{copy} --save_path new").config.training.save_path == "new"
