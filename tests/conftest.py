@@ -140,17 +140,6 @@ def call(capsys):
     return run
 
 
-@pytest.fixture(scope="session")
-def succeed():
-    """Runs a command line that must succeed."""
-    from speakernet.cli import main
-
-    def run(line):
-        assert main(shlex.split(line)) == 0, line
-
-    return run
-
-
 @pytest.fixture
 def refuse(call):
     """The error message of a command line that must end with a status and without an answer."""

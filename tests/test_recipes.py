@@ -25,6 +25,7 @@ from speakernet.config.schema import stages_of
 from speakernet.models.model_file import SYNTHETIC_ONLY
 from speakernet.run_folder import later_stages
 from speakernet.training.schedules import scheduled_epochs
+from tests.commands import run_command
 from tests.outcomes import records_of, results_of
 from tests.recipe_sources import (
     LATER_STAGES,
@@ -140,8 +141,8 @@ def test_full_size(recipe):
     refuse_impossible(config, net, torch.device("cpu"))
 
 
-def test_schedule_as_a_table(capsys, succeed):
-    succeed("show-config --config voxceleb/resnet34.yaml --schedule")
+def test_schedule_as_a_table(capsys):
+    run_command("show-config --config voxceleb/resnet34.yaml --schedule")
     lines = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
     rows = {row[0]: [cell.strip() for cell in row[1:] if cell.strip()] for row in lines}
     assert rows["epoch"] == ["learning rate", "margin"]
@@ -171,7 +172,7 @@ def test_every_recipe_trains(recipe, tiny_corpus, tmp_path):
 @pytest.mark.slow
 @pytest.mark.needs("transformers", "peft")
 @pytest.mark.parametrize("recipe", LATER_STAGES)
-def test_every_stage_of_a_recipe_trains(recipe, tiny_corpus, tmp_path, succeed):
+def test_every_stage_of_a_recipe_trains(recipe, tiny_corpus, tmp_path):
     """Two steps of each stage behind a tiny backbone of the recipe's kind."""
     from tests.models.test_pretrained import make
 
@@ -193,7 +194,7 @@ def test_every_stage_of_a_recipe_trains(recipe, tiny_corpus, tmp_path, succeed):
     short = "--data.num_workers 0 --evaluation.eval_frames 80 --evaluation.bootstrap_samples 0"
     lists = small_lists(tiny_corpus, tmp_path, 1)
     line = f"train --config {tmp_path}/small.yaml --save_path {run} {lists} {short}"
-    succeed(line)
+    run_command(line)
     assert len(later_stages(run)) == 2
     for folder in ("", *(stage.name for stage in later_stages(run).values())):
         saved = read_own_checkpoint(run / folder / "last.pt")

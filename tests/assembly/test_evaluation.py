@@ -18,6 +18,7 @@ from speakernet.data.audio import read_audio, write_audio
 from speakernet.data.lists import read_training_list, read_trials
 from speakernet.evaluation.adaptation import plda
 from speakernet.models.model_file import load_model_file
+from tests.commands import run_command
 from tests.outcomes import records_of, results_of
 from tests.small_networks import tiny_resnet, write_model
 from tests.tiny_recipe import write_recipe
@@ -110,7 +111,7 @@ def test_training_calibrates_for_detected_speech(tiny_corpus, tmp_path, model, m
     assert speakernet.load(model, "cpu").cuts_speech
 
 
-def test_a_finished_run_keeps_a_later_calibration(tiny_corpus, tmp_path, model, succeed):
+def test_a_finished_run_keeps_a_later_calibration(tiny_corpus, tmp_path, model):
     options = f"--validation_list {tiny_corpus}/trials.txt --data.validation_path {tiny_corpus}"
     config = configure(tiny_corpus, tmp_path, options)
     evaluated(config, model, after_training=True)
@@ -118,7 +119,7 @@ def test_a_finished_run_keeps_a_later_calibration(tiny_corpus, tmp_path, model, 
     other.write_text(
         "".join((tiny_corpus / "trials.txt").read_text().splitlines(keepends=True)[::-1])
     )
-    succeed(f"calibrate --model {model} --trials {other} --audio {tiny_corpus}")
+    run_command(f"calibrate --model {model} --trials {other} --audio {tiny_corpus}")
     calibrated = read_checkpoint(model)["thresholds"]
     evaluated(config, model, after_training=True)
     assert calibrated == read_checkpoint(model)["thresholds"]

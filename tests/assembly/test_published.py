@@ -18,6 +18,7 @@ from speakernet.cli import load_configuration, main
 from speakernet.files import sha256_of
 from speakernet.models import published
 from speakernet.models.importers import PUBLISHED
+from tests.commands import run_command
 from tests.hub_server import TOKEN, local_hub
 from tests.models.test_published_models import GOLDEN, contents_of, golden_features
 
@@ -85,12 +86,12 @@ def test_table():
         assert published.catalogue()["3dspeaker/campplus-zh-en"]["sha256"] == sha256_of(REFERENCE)
 
 
-def test_names_as_model_files(server, checkpoint, tmp_path, monkeypatch, capsys, succeed):
+def test_names_as_model_files(server, checkpoint, tmp_path, monkeypatch, capsys):
     # The connection is cut once; the library keeps complete blocks.
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 65536)
     server.cut_at = checkpoint.stat().st_size // 2
     for name in ("redimnet/tiny", "redimnet/address"):
-        succeed(f"fetch {name} --out {tmp_path}/copy.pt")
+        run_command(f"fetch {name} --out {tmp_path}/copy.pt")
         summary = read_checkpoint(tmp_path / "copy.pt")["training_summary"]
         assert (
             summary["licence"] == "MIT"
@@ -110,7 +111,7 @@ def test_names_as_model_files(server, checkpoint, tmp_path, monkeypatch, capsys,
     found = verifier.embed_features(features)[0]
     assert (found - wanted).norm() / wanted.norm() < 1e-4
     assert main(["info", "redimnet/address"]) == 0 and "MIT" in capsys.readouterr().out
-    succeed("models")
+    run_command("models")
     listed = capsys.readouterr().out.splitlines()
     assert len(listed) == 5 and re.search(
         r"redimnet/tiny +1\.5 +- +0\.3 M +1 MB +MIT +yes +nothing", listed[1]
@@ -123,7 +124,7 @@ def test_names_as_model_files(server, checkpoint, tmp_path, monkeypatch, capsys,
     )
 
 
-def test_unexpected_content(server, checkpoint, tmp_path, capsys, succeed):
+def test_unexpected_content(server, checkpoint, tmp_path, capsys):
     right = sha256_of(checkpoint)
     wrong = "0" * 64
     for name in published.catalogue():
@@ -137,7 +138,7 @@ def test_unexpected_content(server, checkpoint, tmp_path, capsys, succeed):
             and not models_kept(tmp_path)
         )
         del published.catalogue()[name]["sha256"]
-        succeed(f"fetch {name}")
+        run_command(f"fetch {name}")
         # Without a published checksum, the checksum of the first fetch counts.
         cache_path(name).unlink()
         note = cache_path(name).with_suffix(".sha256")
@@ -147,7 +148,7 @@ def test_unexpected_content(server, checkpoint, tmp_path, capsys, succeed):
         note.unlink()
 
 
-def test_names_that_cannot_be_fetched(server, tmp_path, monkeypatch, capsys, succeed):
+def test_names_that_cannot_be_fetched(server, tmp_path, monkeypatch, capsys):
     server.private.add("authors/tiny")
     server.folders["authors/empty"] = tmp_path / "hub"
     (tmp_path / "hub").mkdir()
@@ -167,7 +168,7 @@ def test_names_that_cannot_be_fetched(server, tmp_path, monkeypatch, capsys, suc
     # A mistyped path is not taken for a name on the hub.
     assert "give a model file" in refused(capsys, "verify", "a", "b", "--model", f"{tmp_path}/best")
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    succeed("fetch redimnet/tiny")
+    run_command("fetch redimnet/tiny")
     cache_path("redimnet/tiny").unlink()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -190,11 +191,11 @@ def test_no_code_is_run(server, tmp_path, monkeypatch, capsys):
     assert not Path("harmed").exists() and not models_kept(tmp_path)
 
 
-def test_push(server, tmp_path, monkeypatch, capsys, succeed):
+def test_push(server, tmp_path, monkeypatch, capsys):
     file = str(fetch("redimnet/tiny"))
     assert "hf auth login" in refused(capsys, "push", "us/voices", "--model", file)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    succeed(f"push us/voices --model {file} --private")
+    run_command(f"push us/voices --model {file} --private")
     assert f"{server.address}/us/voices" in capsys.readouterr().out
     folder = server.folders["us/voices"]
     assert sha256_of(folder / "model.pt") == sha256_of(file) and "us/voices" in server.private

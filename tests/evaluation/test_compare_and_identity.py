@@ -30,6 +30,7 @@ from speakernet.evaluation.metrics import eer
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import GroupResult, Results, SliceResult, SweepResult
 from speakernet.evaluation.speakers import speakers_of
+from tests.commands import run_command
 from tests.evaluation.report_runs import make_trials, trials_of
 from tests.outcomes import results_of
 
@@ -137,7 +138,7 @@ def test_run_in_its_eval_folder(systems, run):
     assert "A and B are equal" in run("compare", "run", "b")[1]
 
 
-def test_several_systems_with_a_stored_list(systems, run, capsys, succeed, refuse):
+def test_several_systems_with_a_stored_list(systems, run, capsys, refuse):
     for name in "abc":
         assert run("evaluate", "--scores", name, "--save_path", f"{name}/eval/trials")[0] == 0
         Path(name, "scores.txt").rename(f"{name}.txt")
@@ -145,7 +146,7 @@ def test_several_systems_with_a_stored_list(systems, run, capsys, succeed, refus
         "warnings": ["the best checkpoint was chosen on this very list: x"]
     }
     Path("a/eval/trials/results.json").write_text(json.dumps(values))
-    succeed("compare a b c --draws 100")
+    run_command("compare a b c --draws 100")
     out = capsys.readouterr().out
     assert (
         "A is better than B" in out
@@ -156,7 +157,7 @@ def test_several_systems_with_a_stored_list(systems, run, capsys, succeed, refus
         4
     ]
     # A score file has no labels, so they come from the folder, in any order.
-    succeed("compare a.txt b --draws 100")
+    run_command("compare a.txt b --draws 100")
     assert "--trials" in refuse("compare a.txt b.txt")
     assert "at least two" in refuse("compare a")
 
@@ -350,7 +351,7 @@ def test_significance_after_correction():
     assert p_value_of(np.empty(0)) == p_value_of(np.zeros(5)) == 1.0
 
 
-def test_labels_of_evaluate(systems, trials, run, capsys, succeed):
+def test_labels_of_evaluate(systems, trials, run, capsys):
     """Labels come from a folder or the fourth column, as in `compare`."""
     assert run("evaluate", "--scores", "a", "--save_path", "kept")[0] == 0
     names = list(trials.names)
@@ -368,7 +369,7 @@ def test_labels_of_evaluate(systems, trials, run, capsys, succeed):
     ]
     Path("labelled.txt").write_text("".join(lines))
     for given in ("kept", "labelled.txt"):
-        succeed(f"evaluate --scores {given} --draws 0")
+        run_command(f"evaluate --scores {given} --draws 0")
         assert f"EER {eer(systems['a'], trials.labels):.3f} %" in capsys.readouterr().out
 
 

@@ -26,6 +26,7 @@ from speakernet.evaluation.several import (
 from speakernet.evaluation.speakers import speakers_of
 from speakernet.inference.decision import DecisionRule
 from speakernet.inference.people import StoredRecording, voices_of
+from tests.commands import run_command
 from tests.outcomes import results_of
 from tests.tiny_recipe import write_recipe
 
@@ -116,7 +117,7 @@ def test_scores_by_hand(lists):
 
 
 @pytest.mark.slow
-def test_evaluation(tiny_corpus, tmp_path, succeed, refuse):
+def test_evaluation(tiny_corpus, tmp_path, refuse):
     lines = [line.split() for line in (tiny_corpus / "trials.txt").read_text().splitlines()]
     names = sorted({name for _, *pair in lines for name in pair})
     speakers = sorted({name.split("/")[-2] for name in names})
@@ -131,7 +132,7 @@ def test_evaluation(tiny_corpus, tmp_path, succeed, refuse):
         "evaluation": {"eval_frames": 60, "bootstrap_samples": 20},
     }
     recipe = write_recipe(tmp_path / "run.yaml", tiny_corpus, tmp_path / "run", data)
-    succeed(f"train --config {recipe}")
+    run_command(f"train --config {recipe}")
     results = results_of(tmp_path / "run")
     assert results["num_trials"] == len(speakers) ** 2
     assert {"trials", "enrolment"} <= {listed["role"] for listed in results["lists"]}

@@ -24,6 +24,7 @@ from speakernet.evaluation.plots import PALETTE
 from speakernet.evaluation.report import write_evaluation, write_report
 from speakernet.evaluation.report.page import WORDS
 from speakernet.evaluation.results import Results
+from tests.commands import run_command
 from tests.evaluation.report_runs import make_run, make_trials
 from tests.outcomes import results_of
 
@@ -213,7 +214,7 @@ def test_in_a_notebook(run, tmp_path):
         speakernet.Report(run).plot_det()
 
 
-def test_hardest_trials(run, trials, tmp_path, succeed):
+def test_hardest_trials(run, trials, tmp_path):
     text = unescape((run / "report.html").read_text())
     scores = read_run(run).scores
     corpus = tmp_path / "corpus"
@@ -235,7 +236,7 @@ def test_hardest_trials(run, trials, tmp_path, succeed):
     # The last cell of the first row is of a silent recording.
     silent = re.findall(r"<td>([^<]*)<div", text)[1]
     write_audio(corpus / silent, np.zeros(16000, dtype=np.float32))
-    succeed(f"report {run} --audio {corpus}")
+    run_command(f"report {run} --audio {corpus}")
     number = trials.names.index(silent)
     num_spoilt = np.count_nonzero((trials.enrol == number) | (trials.test == number))
     page = Checker(run / "report.html")
@@ -250,16 +251,16 @@ def without_curves(path):
     return re.sub(r"<svg.*?</svg>\n?", "<svg>", path.read_text(), flags=re.DOTALL)
 
 
-def test_page_again_from_files_alone(run, succeed):
+def test_page_again_from_files_alone(run):
     first = without_curves(run / "report.html")
     results = results_of(run)
-    succeed(f"report {run}")
+    run_command(f"report {run}")
     assert without_curves(run / "report.html") == first
     read = read_run(run)
     assert eer(read.scores, read.labels) == pytest.approx(results["eer_percent"], abs=1e-3)
 
 
-def test_unlabelled_pairs(tmp_path, trials, run, succeed):
+def test_unlabelled_pairs(tmp_path, trials, run):
     folder = run / "eval" / "pairs"
     given = make_run(folder, trials)
     for name in ("metrics.jsonl", "config.yaml", "results.json"):
@@ -296,7 +297,7 @@ def test_unlabelled_pairs(tmp_path, trials, run, succeed):
     assert {"result", "trials", "facts"} <= set(page.ids) and not {"training", "errors"} & set(
         page.ids
     )
-    succeed(f"report {folder}")
+    run_command(f"report {folder}")
     assert without_curves(folder / "report.html") == first
 
 
@@ -309,18 +310,18 @@ def test_run_that_still_trains(run):
     assert "Not evaluated yet" in page.text and "training" in page.ids and "errors" not in page.ids
 
 
-def test_export(run, tmp_path, succeed, refuse):
+def test_export(run, tmp_path, refuse):
     command = f"report {run} --export {tmp_path}/paper"
-    succeed(command)
+    run_command(command)
     names = {path.name for path in (tmp_path / "paper").iterdir()}
     # Nothing that somebody changed or wrote is replaced without --force.
-    succeed(command)
+    run_command(command)
     changed = tmp_path / "paper" / "result_1_all_figures.csv"
     before = changed.read_text()
     changed.write_text("corrected\n")
     assert str(changed.parent) in refuse(command)
     assert changed.read_text() == "corrected\n"
-    succeed(f"{command} --force")
+    run_command(f"{command} --force")
     assert changed.read_text() == before
     assert names == {path.name for path in (tmp_path / "paper").iterdir()}
     plotted = {name.removesuffix(".svg") for name in names if name.endswith(".svg")}

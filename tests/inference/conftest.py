@@ -12,6 +12,7 @@ import speakernet
 from speakernet.corpora.synthetic.speech import draw_phones, draw_voice, lay_out, synthesise
 from speakernet.data import speech
 from speakernet.data.audio import read_audio, write_audio
+from tests.commands import run_command
 from tests.conftest import tiny_voice
 from tests.small_networks import tiny_resnet, write_model
 
@@ -79,10 +80,10 @@ def uncalibrated(voices, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def calibrated(voices, uncalibrated, succeed, tmp_path_factory):
+def calibrated(voices, uncalibrated, tmp_path_factory):
     """The same model, calibrated by the command."""
     path = tmp_path_factory.mktemp("calibrated") / "new" / "calibrated.pt"
-    succeed(f"calibrate --model {uncalibrated} --trials {voices}/trials.txt --out {path}")
+    run_command(f"calibrate --model {uncalibrated} --trials {voices}/trials.txt --out {path}")
     return path
 
 
@@ -93,12 +94,12 @@ def verifier(calibrated):
 
 
 @pytest.fixture(scope="session")
-def store(voices, calibrated, succeed, tmp_path_factory):
+def store(voices, calibrated, tmp_path_factory):
     """Eight of the twelve voices, enrolled with three recordings each."""
     path = tmp_path_factory.mktemp("store") / "people.db"
     for speaker in range(8):
         files = " ".join(f"{voices}/s{speaker:02d}/{number}.wav" for number in range(3))
-        succeed(f"enroll 'Voice {speaker}' {files} --model {calibrated} --store {path}")
+        run_command(f"enroll 'Voice {speaker}' {files} --model {calibrated} --store {path}")
     return path
 
 

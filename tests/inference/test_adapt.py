@@ -19,6 +19,7 @@ from speakernet.evaluation.metrics import eer
 from speakernet.inference.adapt import AS_IT_IS, Labels, adapt, cross_validate, embed_domain
 from speakernet.inference.people import StoreError
 from speakernet.inference.serve.in_browser import RUNTIME_FILES, page_files
+from tests.commands import run_command
 from tests.small_networks import tiny_resnet, write_model
 from tests.tiny_recipe import write_recipe
 
@@ -54,7 +55,7 @@ def test_adapted_embeddings(voices, uncalibrated, adapted):
 
 
 @pytest.mark.slow
-def test_commands(voices, adapted, tmp_path, call, succeed):
+def test_commands(voices, adapted, tmp_path, call):
     path = adapted / "plda.pt"
     first, second, third = (voices / name for name in ("s00/3.wav", "s00/4.wav", "s01/3.wav"))
     verifier = speakernet.load(path, "cpu")
@@ -69,7 +70,7 @@ def test_commands(voices, adapted, tmp_path, call, succeed):
     store = f"--store {tmp_path}/people.db"
     for speaker in range(3):
         enroll = f"enroll V{speaker} {voices}/s0{speaker}/0.wav {model} {store}"
-        succeed(enroll)
+        run_command(enroll)
     assert call(f"identify {first} {model} {store}")[1].splitlines()[1].endswith("V0")
     # A different adaptation is a different model.
     with pytest.raises(StoreError, match="different model"):
@@ -217,7 +218,7 @@ def test_cross_validation():
 
 
 @pytest.mark.slow
-def test_telephones(voices, tmp_path, monkeypatch, call, succeed):
+def test_telephones(voices, tmp_path, monkeypatch, call):
     """A model adapted to narrow-band recordings has an energy floor, and embeds their speech,
     repeated to 16 s.
     """
@@ -243,7 +244,7 @@ def test_telephones(voices, tmp_path, monkeypatch, call, succeed):
     expected = model.net.embed(torch.from_numpy(np.stack(speech)), lengths, sample_rate=16000)
     # In a batch, and by the command for many recordings.
     out = tmp_path / "e.npz"
-    succeed(f"embed {calls} --model {done.path} --out {out}")
+    run_command(f"embed {calls} --model {done.path} --out {out}")
     for embeddings in (model.embed(files), np.load(out)["embeddings"]):
         assert_allclose(embeddings, expected, atol=1e-5)
     # The mean was fitted on the same embeddings.

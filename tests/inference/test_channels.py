@@ -13,6 +13,7 @@ from speakernet.data.audio import audio_info, read_audio
 from speakernet.inference import channels
 from speakernet.inference.people import PeopleStore
 from speakernet.inference.recordings import inspect_recording
+from tests.commands import run_command
 
 RATE = 16000
 
@@ -118,12 +119,12 @@ def test_mono_has_no_choice(voices, verifier, monkeypatch):
     np.testing.assert_array_equal(verifier.open(path, channel=2).read(), verifier.open(path).read())
 
 
-def test_commands_say_it(calls, voices, calibrated, tmp_path, caplog, monkeypatch, call, succeed):
+def test_commands_say_it(calls, voices, calibrated, tmp_path, caplog, monkeypatch, call):
     monkeypatch.chdir(tmp_path)
     recording = calls["call"]
     model = f"--model {calibrated}"
     alone = voices / "s00/3.wav"
-    succeed(f"enroll Ada {alone} {model} --store people.db")
+    run_command(f"enroll Ada {alone} {model} --store people.db")
     verify = f"verify {recording} {alone} {model}"
     enroll = f"enroll Bo {recording} {model} --store other.db"
     embed = f"embed {recording} {model} --out e.npz"
@@ -138,13 +139,13 @@ def test_commands_say_it(calls, voices, calibrated, tmp_path, caplog, monkeypatc
     assert call(f"{enroll} --strict")[0] == 1
 
 
-def test_embedding_again_does_not_mix_the_other_voice_in(calls, calibrated, tmp_path, succeed):
+def test_embedding_again_does_not_mix_the_other_voice_in(calls, calibrated, tmp_path):
     store = tmp_path / "people.db"
     command = f"enroll Ada {calls['call']} --model {calibrated} --store {store} --channel"
-    succeed(f"{command} 1")
+    run_command(f"{command} 1")
     assert PeopleStore(store).recordings()[0].source == ""
     # The other channel is another recording.
-    succeed(f"{command} 2")
+    run_command(f"{command} 2")
     assert len(PeopleStore(store).recordings()) == 2
 
 

@@ -14,6 +14,7 @@ from speakernet.checkpoint import read_checkpoint, write_checkpoint
 from speakernet.data.audio import write_audio
 from speakernet.inference.people import PeopleStore
 from speakernet.models.model_file import SYNTHETIC_ONLY
+from tests.commands import run_command
 
 
 def with_other_bias(model, path):
@@ -24,7 +25,7 @@ def with_other_bias(model, path):
     return path
 
 
-def test_a_model_of_synthetic_voices_says_so(call, succeed, voices, calibrated, tmp_path, caplog):
+def test_a_model_of_synthetic_voices_says_so(call, voices, calibrated, tmp_path, caplog):
     contents = read_checkpoint(calibrated)
     model = tmp_path / "demo.pt"
     contents["training_summary"]["corpus"] = {"is_synthetic": True, "speakers": 12}
@@ -32,7 +33,7 @@ def test_a_model_of_synthetic_voices_says_so(call, succeed, voices, calibrated, 
     files = f"{voices}/s00/3.wav {voices}/s00/4.wav"
     for command in (f"verify {files}", f"enroll Ada {files} --store {tmp_path}/people.db"):
         caplog.clear()
-        succeed(f"{command} --model {model}")
+        run_command(f"{command} --model {model}")
         assert caplog.text.count(SYNTHETIC_ONLY) == 1, command
     assert SYNTHETIC_ONLY in call(f"info {model}")[1]
     caplog.clear()
@@ -174,7 +175,7 @@ def test_enroll_many(call, voices, calibrated, tmp_path, caplog):
     assert not new.exists(), "names are checked first"
 
 
-def test_enroll_strict(call, succeed, refuse, voices, calibrated, tmp_path, caplog):
+def test_enroll_strict(call, refuse, voices, calibrated, tmp_path, caplog):
     names = " ".join(f"{voices}/{name}.wav" for name in ("s00/0", "s00/1", "s00/2", "s06/0"))
     known = f"--model {calibrated} --store {tmp_path}/p.db"
     assert "s06/0.wav: does not sound like" in refuse(f"enroll Ada {names} {known} --strict")
@@ -190,18 +191,18 @@ def test_enroll_strict(call, succeed, refuse, voices, calibrated, tmp_path, capl
     assert "sounds like 'Ada'" in call(f"{eve} --strict")[2]
     for is_copy in (False, True):
         caplog.clear()
-        succeed(eve)
+        run_command(eve)
         assert ("sounds like" in caplog.text) != is_copy, "a copy adds nothing to doubt"
 
 
-def test_embed_inputs(call, voices, uncalibrated, tmp_path, monkeypatch, succeed):
+def test_embed_inputs(call, voices, uncalibrated, tmp_path, monkeypatch):
     """A folder, a list, standard input and a packed corpus."""
     verifier = speakernet.load(uncalibrated, "cpu")
     (voices / "files.txt").write_text("s00/0.wav\nspeaker s01/1.wav\n\n")
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{voices}/s02/0.wav\n"))
     out = tmp_path / "e.npz"
     inputs = f"{voices}/s03 {voices}/files.txt -"
-    succeed(f"embed {inputs} --model {uncalibrated} --out {out}")
+    run_command(f"embed {inputs} --model {uncalibrated} --out {out}")
     with np.load(out) as arrays:
         names = arrays["names"].tolist()
         embeddings = arrays["embeddings"]
@@ -210,7 +211,7 @@ def test_embed_inputs(call, voices, uncalibrated, tmp_path, monkeypatch, succeed
     assert [name[-9:] for name in names] == [*expected, "s00/0.wav", "s01/1.wav", "s02/0.wav"]
     assert_allclose(embeddings, verifier.embed(names), atol=1e-4)
     (tmp_path / "list.txt").write_text("".join(f"s{s:02d} s{s:02d}/0.wav\n" for s in range(4)))
-    succeed(f"pack {tmp_path}/packed --list {tmp_path}/list.txt --source {voices}")
+    run_command(f"pack {tmp_path}/packed --list {tmp_path}/list.txt --source {voices}")
     out = call(f"embed {tmp_path}/packed --model {uncalibrated} --out {tmp_path}/p.npz")[1]
     assert "4 embeddings with 11 dimensions" in out
 
@@ -249,20 +250,20 @@ def test_embed_skipped_files(call, refuse, voices, uncalibrated, tmp_path):
         assert str(tmp_path) in refuse(f"embed {name} {model} --out {tmp_path}/{target}")
 
 
-def test_folders_with_m4a(call, succeed, voices, calibrated, tmp_path, ffmpeg):
+def test_folders_with_m4a(call, voices, calibrated, tmp_path, ffmpeg):
     # Lossless, because AAC of another ffmpeg could look like another speaker to so small a network.
     line = f"{ffmpeg} -nostdin -loglevel error -i {voices}/s00/3.wav -c:a alac {tmp_path}/3.m4a"
     subprocess.run(line.split(), check=True)
-    succeed(f"verify {voices}/s00/4.wav {tmp_path}/3.m4a --model {calibrated}")
+    run_command(f"verify {voices}/s00/4.wav {tmp_path}/3.m4a --model {calibrated}")
     out = call(f"embed {tmp_path} --model {calibrated} --out {tmp_path}/e.npz")[1]
     assert "1 embedding " in out
 
 
-def test_embed_in_parts(call, succeed, voices, uncalibrated, tmp_path, monkeypatch):
+def test_embed_in_parts(call, voices, uncalibrated, tmp_path, monkeypatch):
     monkeypatch.setattr("speakernet.inference.bulk.BLOCK_UTTERANCES", 1)
     whole = tmp_path / "whole.npz"
     parts = tmp_path / "parts.npz"
-    succeed(f"embed {voices}/s03 --model {uncalibrated} --out {whole}")
+    run_command(f"embed {voices}/s03 --model {uncalibrated} --out {whole}")
     command = f"embed {voices}/s03 --model {uncalibrated} --out {parts} --part"
     assert "1/2" in call(f"{command} 2/2")[1] and not parts.exists()
     assert call(f"{command} 1/2")[0] == 0 and parts.read_bytes() == whole.read_bytes()
@@ -300,12 +301,12 @@ def test_people(call, calibrated, store, tmp_path):
     assert not any(b"Voice 2" in file.read_bytes() for file in tmp_path.glob("p.db*"))
 
 
-def test_keys(call, succeed, voices, calibrated, tmp_path, monkeypatch):
+def test_keys(call, voices, calibrated, tmp_path, monkeypatch):
     pytest.importorskip("cryptography")
     (tmp_path / "key").write_text("secret words\n")
     file = voices / "s00/0.wav"
     known = f"--model {calibrated} --store {tmp_path}/p.db"
-    succeed(f"enroll Ada {file} {known} --key-file {tmp_path}/key")
+    run_command(f"enroll Ada {file} {known} --key-file {tmp_path}/key")
     assert "--key-file" in call(f"identify {file} {known}")[2]
     for key, status in (("secret words", 0), ("other", 1)):
         monkeypatch.setenv("SPEAKERNET_STORE_KEY", key)
@@ -314,11 +315,11 @@ def test_keys(call, succeed, voices, calibrated, tmp_path, monkeypatch):
     assert "encrypted" in call(f"people list --store {tmp_path}/p.db")[1]
 
 
-def test_calibrate(call, succeed, voices, uncalibrated, tmp_path):
+def test_calibrate(call, voices, uncalibrated, tmp_path):
     path = shutil.copy(uncalibrated, tmp_path / "m.pt")
     before = path.read_bytes()
     known = f"--model {path} --store {tmp_path}/p.db"
-    succeed(f"enroll Ada {voices}/s00/0.wav {voices}/s00/1.wav {known}")
+    run_command(f"enroll Ada {voices}/s00/0.wav {voices}/s00/1.wav {known}")
     calibrate = f"calibrate --model {path} --trials {voices}/trials.txt"
     status, out, err = call(calibrate)
     backup = tmp_path / "m.before-calibration.pt"
@@ -337,7 +338,7 @@ def test_calibrate(call, succeed, voices, uncalibrated, tmp_path):
     assert all(word in info for word in ("far_1%", "embedding=whole", "MIT", fingerprint))
 
 
-def test_good_calibration_is_kept(succeed, refuse, voices, calibrated, store, tmp_path):
+def test_good_calibration_is_kept(refuse, voices, calibrated, store, tmp_path):
     path = shutil.copy(calibrated, tmp_path / "m.pt")
     swapped = tmp_path / "swapped.txt"
     lines = (voices / "trials.txt").read_text().splitlines()
@@ -350,23 +351,23 @@ def test_good_calibration_is_kept(succeed, refuse, voices, calibrated, store, tm
     # Worse than chance: each person has the recordings of two voices.
     known = f"--model {path} --store {tmp_path}/p.db"
     for name, speaker in (("Ada", 0), ("Ada", 5), ("Bo", 6), ("Bo", 7)):
-        succeed(f"enroll {name} {voices}/s0{speaker}/0.wav {known}")
+        run_command(f"enroll {name} {voices}/s0{speaker}/0.wav {known}")
     assert "EER" in refuse(f"calibrate {known} --out {tmp_path}/new.pt")
     assert not (tmp_path / "new.pt").exists()
     assert path.read_bytes() == calibrated.read_bytes() and not list(tmp_path.glob("m.before*"))
 
 
-def test_calibrate_few_pairs(call, succeed, voices, uncalibrated, tmp_path, caplog):
+def test_calibrate_few_pairs(call, voices, uncalibrated, tmp_path, caplog):
     path = shutil.copy(uncalibrated, tmp_path / "m.pt")
     lines = (voices / "trials.txt").read_text().splitlines(keepends=True)
     targets, others = ([line for line in lines if line[0] == label] for label in "10")
     few = tmp_path / "few.txt"
     few.write_text("".join(targets[:40] + others[:50]))
     assert "--audio" in call(f"calibrate --model {path} --trials {few}")[2]
-    succeed(f"calibrate --model {path} --trials {few} --audio {voices}")
+    run_command(f"calibrate --model {path} --trials {few} --audio {voices}")
     assert "only 50 " in caplog.text
     caplog.clear()
-    succeed(f"verify {voices}/s00/0.wav {voices}/s00/1.wav --model {path}")
+    run_command(f"verify {voices}/s00/0.wav {voices}/s00/1.wav --model {path}")
     assert "only 50 " in caplog.text and "50 non-target" in call(f"info {path}")[1]
 
 

@@ -20,6 +20,7 @@ from speakernet.data.audio import read_audio, write_audio
 from speakernet.evaluation.scoring import WHOLE, verifying_backend
 from speakernet.inference.export import FORMATS, METADATA_KEY, MIN_COSINE, compare, export_model
 from speakernet.models.model_file import ModelFile, load_model_file
+from tests.commands import run_command
 from tests.small_networks import SMALLEST, scoring, small_network, write_model
 
 RATE = 16000
@@ -80,10 +81,10 @@ def verifier(model_path):
 
 
 @pytest.fixture(scope="module")
-def exported(model_path, succeed, tmp_path_factory):
+def exported(model_path, tmp_path_factory):
     """The ONNX file written by the command."""
     path = tmp_path_factory.mktemp("exported") / "model.onnx"
-    succeed(f"export {model_path} --out {path}")
+    run_command(f"export {model_path} --out {path}")
     return path
 
 
@@ -120,10 +121,10 @@ def test_graph(exported):
 
 
 @pytest.fixture(scope="module")
-def exported_seconds(model_path, succeed, tmp_path_factory):
+def exported_seconds(model_path, tmp_path_factory):
     """An ONNX file for recordings of exactly two seconds."""
     path = tmp_path_factory.mktemp("exported_seconds") / "model.onnx"
-    succeed(f"export {model_path} --out {path} --seconds 2")
+    run_command(f"export {model_path} --out {path} --seconds 2")
     return path
 
 
@@ -159,10 +160,10 @@ def test_fixed_length(exported, exported_seconds):
             fixed.run(None, {"waveforms": noise(*shape)})
 
 
-def test_fixed_length_of_features(tmp_path, succeed, speech):
+def test_fixed_length_of_features(tmp_path, speech):
     path = saved(tmp_path / "model.pt", {"style": "lhotse", "normalize": "mean"}, **MEAN)
     out = tmp_path / "phone.onnx"
-    succeed(f"export {path} --out {out} --for sherpa-onnx --seconds 2")
+    run_command(f"export {path} --out {out} --for sherpa-onnx --seconds 2")
     shapes = dimensions(out)
     # A frame every 10 ms.
     assert shapes["features"] == [1, 200, 80] and shapes["embedding"] == [1, 32]
@@ -264,7 +265,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @pytest.mark.slow
 def test_example_without_speakernet(
-    repository, model_path, exported, exported_seconds, verifier, tmp_path, speech, succeed
+    repository, model_path, exported, exported_seconds, verifier, tmp_path, speech
 ):
     example = repository / "examples" / "verify_onnx.py"
     clips = [tmp_path / "0.wav", tmp_path / "1.wav"]
@@ -293,7 +294,7 @@ def test_example_without_speakernet(
     net.adaptation.between.copy_(torch.linspace(0.1, 3, 32))
     net.adaptation.weights.copy_(torch.linspace(0.5, 1, 32))
     path = write_model(tmp_path / "plda.pt", net)
-    succeed(f"export {path} --out {tmp_path}/plda.onnx")
+    run_command(f"export {path} --out {tmp_path}/plda.onnx")
     out = run(tmp_path / "plda.onnx", *clips).stdout
     # The example embeds what it is given; cutting to speech is the caller's task.
     verifier = speakernet.load(path, "cpu")
@@ -355,13 +356,13 @@ def test_unsupported_by_sherpa(tmp_path, monkeypatch, refuse, front_end, options
 @pytest.mark.slow
 @pytest.mark.needs("sherpa_onnx")
 @pytest.mark.parametrize(("scale", "normalize"), [(1.0, "mean"), (32768.0, "none")])
-def test_sherpa(tmp_path, succeed, shared_data, repository, scale, normalize):
+def test_sherpa(tmp_path, shared_data, repository, scale, normalize):
     import sherpa_onnx
 
     how = {"style": "lhotse", "scale": scale, "normalize": normalize}
     path = saved(tmp_path / "model.pt", how, **MEAN)
     out = tmp_path / "phone.onnx"
-    succeed(f"export {path} --out {out} --for sherpa-onnx")
+    run_command(f"export {path} --out {out} --for sherpa-onnx")
     extractor = sherpa_onnx.SpeakerEmbeddingExtractor(
         sherpa_onnx.SpeakerEmbeddingExtractorConfig(model=str(out))
     )

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from speakernet.cli import is_own
+from tests.commands import run_command
 
 
 @pytest.fixture
-def inputs(voices, calibrated, succeed, tmp_path, monkeypatch):
+def inputs(voices, calibrated, tmp_path, monkeypatch):
     """Copies of everything that a command can read, in the working folder."""
     monkeypatch.chdir(tmp_path)
     names = "model.pt people.db trials.txt labels.csv a.wav key"
@@ -20,7 +21,7 @@ def inputs(voices, calibrated, succeed, tmp_path, monkeypatch):
     paths["labels.csv"].write_text("path,speaker\na.wav,Ada\n")
     paths["key"].write_text("a long key of a store\n")
     files = f"{voices}/s00/0.wav {voices}/s00/1.wav"
-    succeed(f"enroll Ada {files} --model model.pt --store people.db")
+    run_command(f"enroll Ada {files} --model model.pt --store people.db")
     return paths
 
 
@@ -53,7 +54,7 @@ def test_an_input_is_never_an_output(inputs, voices, call):
 
 
 @pytest.mark.parametrize("name", ["notes.npz", "people.db"])
-def test_a_file_of_another_program_needs_force(inputs, voices, succeed, refuse, name):
+def test_a_file_of_another_program_needs_force(inputs, voices, refuse, name):
     command = f"calibrate --model model.pt --trials {voices}/trials.txt"
     if name == "notes.npz":
         command = "embed a.wav --model model.pt"
@@ -61,11 +62,11 @@ def test_a_file_of_another_program_needs_force(inputs, voices, succeed, refuse, 
     before = Path(name).read_bytes()
     assert "--force" in refuse(f"{command} --out {name}")
     assert Path(name).read_bytes() == before
-    succeed(f"{command} --out {name} --force")
+    run_command(f"{command} --out {name} --force")
     assert Path(name).read_bytes() != before
     # It is ours now.
     assert is_own(Path(name)) is True
-    succeed(f"{command} --out {name}")
+    run_command(f"{command} --out {name}")
 
 
 def test_a_recording_of_the_cohort_is_not_replaced_by_the_model(inputs, voices, refuse):
@@ -80,15 +81,15 @@ def test_a_recording_of_the_cohort_is_not_replaced_by_the_model(inputs, voices, 
         assert Path("a.wav").read_bytes() == before
 
 
-def test_who_replaces_only_its_own_files(inputs, voices, call, succeed, refuse):
+def test_who_replaces_only_its_own_files(inputs, voices, call, refuse):
     for number in (1, 2):
         day = Path(f"day{number}")
         day.mkdir()
         shutil.copy(voices / f"s0{number}/0.wav", day / "meeting.wav")
     command = "who --model model.pt --out turns"
-    succeed(f"{command} day1/meeting.wav")
+    run_command(f"{command} day1/meeting.wav")
     first = {path.name: path.read_bytes() for path in Path("turns").iterdir()}
-    succeed(f"{command} day1/meeting.wav")
+    run_command(f"{command} day1/meeting.wav")
     # A different recording with the same name, turns that were corrected, or a ground truth.
     assert call(f"{command} day2/meeting.wav")[0] == 1
     assert {path.name: path.read_bytes() for path in Path("turns").iterdir()} == first
@@ -96,7 +97,7 @@ def test_who_replaces_only_its_own_files(inputs, voices, call, succeed, refuse):
     rttm.write_text("SPEAKER meeting 1 0.000 1.000 <NA> <NA> Ada <NA> <NA>\n")
     assert "meeting.rttm" in refuse(f"{command} day1/meeting.wav")
     assert rttm.read_text().endswith("Ada <NA> <NA>\n")
-    succeed(f"{command} day1/meeting.wav --force")
+    run_command(f"{command} day1/meeting.wav --force")
     assert rttm.read_bytes() == first["meeting.rttm"]
 
 

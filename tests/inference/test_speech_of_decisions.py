@@ -16,6 +16,7 @@ from speakernet.data.audio import AudioError, write_audio
 from speakernet.data.speech import find_speech
 from speakernet.evaluation.calibration import BY_DURATION, AffineCalibration
 from speakernet.inference.verifier import enroll, identify
+from tests.commands import run_command
 from tests.inference.conftest import make_discriminant, sentence, write_voices
 from tests.small_networks import tiny_resnet, write_model
 
@@ -41,13 +42,13 @@ def spoken(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def model(spoken, succeed, tmp_path_factory):
+def model(spoken, tmp_path_factory):
     """A network that distinguishes these voices, calibrated by the command."""
     # Kaldi's features ignore an offset too.
     net = tiny_resnet(NUM_SPEAKERS - 1, "TSTP", "fbank")
     make_discriminant(net, spoken)
     path = write_model(tmp_path_factory.mktemp("spoken_model") / "m.pt", net)
-    succeed(f"calibrate --model {path} --trials {spoken}/trials.txt")
+    run_command(f"calibrate --model {path} --trials {spoken}/trials.txt")
     return path
 
 
@@ -91,7 +92,7 @@ def test_hiss_is_not_the_voice(verifier):
     ],
     ids=["hiss", "tone"],
 )
-def test_no_speech(verifier, model, tmp_path, call, succeed, sound):
+def test_no_speech(verifier, model, tmp_path, call, sound):
     """Every command refuses it, also with a threshold given."""
     voice_file = tmp_path / "voice.wav"
     sound_file = tmp_path / "sound.wav"
@@ -99,7 +100,7 @@ def test_no_speech(verifier, model, tmp_path, call, succeed, sound):
     write_audio(sound_file, sound)
     store = tmp_path / "people.db"
     known = f"--model {model} --store {store}"
-    succeed(f"enroll Ann {voice_file} {known}")
+    run_command(f"enroll Ann {voice_file} {known}")
     before = store.read_bytes()
     for command in (
         f"verify {voice_file} {sound_file} --model {model}",
@@ -168,7 +169,7 @@ def whole_model(model, tmp_path):
 
 
 def test_files_of_0_3_compare_whole_recordings(
-    whole_model, verifier, spoken, tmp_path, caplog, call, succeed
+    whole_model, verifier, spoken, tmp_path, caplog, call
 ):
     old = speakernet.load(whole_model, "cpu")
     first = then_hiss(clip(0, 0), 1)
@@ -186,7 +187,7 @@ def test_files_of_0_3_compare_whole_recordings(
         old.verify(first, hiss(3, level=0.1), sample_rate=RATE)
     new = tmp_path / "new.pt"
     trials = f"--trials {spoken}/trials.txt --out {new}"
-    succeed(f"calibrate --model {whole_model} {trials}")
+    run_command(f"calibrate --model {whole_model} {trials}")
     assert speakernet.load(new, "cpu").cuts_speech
     caplog.clear()
     call(f"verify {files} --model {new}")

@@ -18,6 +18,7 @@ from speakernet.inference.who import conversation, live
 from speakernet.inference.who.clustering import cluster
 from speakernet.inference.who.conversation import Turn
 from speakernet.inference.who.enrolment import enroll_speaker, speaker_called
+from tests.commands import run_command
 from tests.inference.conftest import spoken
 
 VOICES = (0, 9, 5)
@@ -79,14 +80,14 @@ def test_turns_and_names(meeting, verifier, tmp_path):
         verifier.who(samples, sampel_rate=rate)
 
 
-def test_command(meeting, calibrated, tmp_path, call, succeed):
+def test_command(meeting, calibrated, tmp_path, call):
     out = tmp_path / "out"
     command = (
         f"who {meeting}/meeting.wav --model {calibrated} --store {tmp_path}/people.db "
         f"--speakers 3 --out {out}"
     )
-    succeed(f"{command} --enroll 'speaker 3=Zoë <3' --enroll 'speaker 1=Ada'")
-    succeed(command)
+    run_command(f"{command} --enroll 'speaker 3=Zoë <3' --enroll 'speaker 1=Ada'")
+    run_command(command)
     written = json.loads((out / "meeting.json").read_text())
     assert [speaker["name"] for speaker in written["speakers"]] == ["Ada", "speaker 2", "Zoë <3"]
     page = (out / "meeting.html").read_text()
@@ -98,12 +99,12 @@ def test_command(meeting, calibrated, tmp_path, call, succeed):
     assert float(table[1].split()[1]) < 5 and "in 1 of 1" in table[2]
 
 
-def test_bad_input(meeting, calibrated, uncalibrated, store, tmp_path, succeed, refuse):
+def test_bad_input(meeting, calibrated, uncalibrated, store, tmp_path, refuse):
     write_audio(tmp_path / "silence.wav", np.zeros(32000, np.float32))
     (tmp_path / "words.json").write_text('[{"word": "a", "start": 2}]')
     model = f"--model {calibrated}"
     audio = meeting / "meeting.wav"
-    succeed(f"who {tmp_path}/silence.wav {model} --out {tmp_path}/out")
+    run_command(f"who {tmp_path}/silence.wav {model} --out {tmp_path}/out")
     assert (tmp_path / "out" / "silence.rttm").read_text() == ""
     for words, value in {
         f"{audio} {model} --speakers 99": "99 speakers",
@@ -199,20 +200,20 @@ def test_the_bound_is_named(meeting, verifier, caplog):
     assert not warnings_in(caplog)
 
 
-def test_enrolment_is_checked(meeting, calibrated, verifier, tmp_path, caplog, succeed):
+def test_enrolment_is_checked(meeting, calibrated, verifier, tmp_path, caplog):
     store = tmp_path / "people.db"
     command = f"who {meeting}/meeting.wav --model {calibrated} --store {store} --speakers 3"
     # Two voices under one name, then a known voice under another name.
-    succeed(f"{command} --enroll 'speaker 1=Ada' --enroll 'speaker_2=Ada'")
+    run_command(f"{command} --enroll 'speaker 1=Ada' --enroll 'speaker_2=Ada'")
     assert "speaker 2" in warnings_in(caplog)[-1] and "other recordings" in warnings_in(caplog)[-1]
     store.unlink()
-    succeed(f"{command} --enroll 'speaker 1=Ada'")
+    run_command(f"{command} --enroll 'speaker 1=Ada'")
     caplog.clear()
-    succeed(f"{command} --enroll Ada=Bo")
+    run_command(f"{command} --enroll Ada=Bo")
     assert "'Ada'" in " ".join(warnings_in(caplog))
     # The same voice again is skipped.
     caplog.clear()
-    succeed(f"{command} --enroll 'speaker 1=Ada'")
+    run_command(f"{command} --enroll 'speaker 1=Ada'")
     assert "already enrolled" in " ".join(warnings_in(caplog))
     everybody = verifier.people(store).people()
     assert [(person.name, person.recordings) for person in everybody] == [("Ada", 1), ("Bo", 1)]

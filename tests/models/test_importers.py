@@ -20,6 +20,7 @@ from speakernet.models.importers.voxceleb_trainer import recognize
 from speakernet.models.model_file import load_initial_weights, load_model_file
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.options import create
+from tests.commands import run_command
 from tests.models.test_published_models import draw
 
 HERE = Path(__file__).parent
@@ -221,14 +222,14 @@ def test_import_weights(tmp_path, call):
     assert loaded.contents["loss_normalizes"] is True
 
 
-def test_options(tmp_path, succeed, refuse):
+def test_options(tmp_path, refuse):
     base = foreign_file(LIGHT, tmp_path / "their.model")
     out = tmp_path / "model.pt"
     assert "--num-mels" in refuse(base)
     for name in ("ResNetSE34V2", "ResNetSE34"):
         assert "ResNetSE34L" in refuse(f"{base} --model {name}")
     assert not out.exists()
-    succeed(f"{base} --num-mels 40 --no-log-input --loss proto")
+    run_command(f"{base} --num-mels 40 --no-log-input --loss proto")
     loaded = load_model_file(out)
     assert (
         loaded.contents["front_end"]["options"].items()
@@ -237,14 +238,14 @@ def test_options(tmp_path, succeed, refuse):
     assert loaded.contents["loss_normalizes"] is False
     base = foreign_file(case_of("VGGVox", "MAX"), tmp_path / "max.model")
     assert "--pooling" in refuse(f"{base} --num-mels 40")
-    succeed(f"{base} --num-mels 40 --pooling MAX")
+    run_command(f"{base} --num-mels 40 --pooling MAX")
 
 
 @pytest.mark.usefixtures("blank_figures")
 @pytest.mark.parametrize(
     ("loss", "name"), [("angleproto", "ResNetSE34L-SAP"), ("proto", "ResNetSE34L-SAP-raw")]
 )
-def test_golden_scores(loss, name, shared_data, tmp_path, monkeypatch, caplog, succeed):
+def test_golden_scores(loss, name, shared_data, tmp_path, monkeypatch, caplog):
     """Ten pairs of real utterances, scored with its command's flags, against the scores of its
     code.
     """
@@ -261,7 +262,7 @@ def test_golden_scores(loss, name, shared_data, tmp_path, monkeypatch, caplog, s
     )
     words = f"train --eval --model ResNetSE34L --log_input --trainfunc {loss} --eval_frames 300"
     words += " --initial_model their.model --test_list list.txt --nOut 16 --save_path check"
-    succeed(f"{words} --test_path {shared_data}/speechocean_mini")
+    run_command(f"{words} --test_path {shared_data}/speechocean_mini")
     assert "voxceleb_trainer" in caplog.text
     lines = [
         line.rsplit(maxsplit=1)
