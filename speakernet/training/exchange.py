@@ -60,16 +60,12 @@ class SeveralProcesses(OneProcess):
         # shares them. Set as an attribute because torch 2.14 warns about the argument and older
         # versions lack its replacement.
         self._parallel.broadcast_buffers = False
+        self.embed = self._parallel
 
     def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
         """Gradients are summed on each rank until the last micro-batch."""
         assert self._parallel is not None, "begin_epoch was called"
         return contextlib.nullcontext() if is_last else self._parallel.no_sync()
-
-    def embed(self, waveforms: Tensor) -> Tensor:
-        """(batch, samples) -> (batch, dim); prepares the exchange of gradients."""
-        assert self._parallel is not None
-        return self._parallel(waveforms)  # type: ignore[no-any-return]
 
     def rows_of_all(self, rows: Tensor, rank_sizes: Sequence[int]) -> Tensor:
         """The rows of all ranks, gathered with gradients."""
@@ -104,6 +100,7 @@ class SeveralProcesses(OneProcess):
         needs.
         """
         self._parallel = None
+        self.embed = self._all
 
     def _message(self, numbers: Tensor, is_last: bool) -> Tensor:
         """This rank's message: the numbers of a micro-batch and, with the last one, wishes."""

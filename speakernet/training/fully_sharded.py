@@ -62,17 +62,13 @@ class FullySharded(SeveralProcesses):
             module.set_reshard_after_forward(True, recurse=False)
         for parameter, is_trained in zip(self._all.parameters(), trained, strict=True):
             parameter.requires_grad_(is_trained)
-        self.net.reset_iter_state()  # type: ignore[operator]
+        self._all.net.reset_iter_state()  # type: ignore[operator]
 
     def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
         """Gradients are summed on each rank until the last micro-batch."""
         for module in self._sharded:
             module.set_requires_gradient_sync(is_last, recurse=False)
         return contextlib.nullcontext()
-
-    def embed(self, waveforms: Tensor) -> Tensor:
-        """(batch, samples) -> (batch, dim), as in one process."""
-        return self.net(waveforms)  # type: ignore[no-any-return]
 
     def backward(self, value: Tensor, numbers: Tensor, *, is_last: bool) -> None:
         """Backward pass; each rank keeps its share of the averaged gradients."""

@@ -217,7 +217,7 @@ class StepRecorder:
                 step.announce(static.numbers)
             for group, rate in zip(step.optimizer.param_groups, static.rates.unbind(), strict=True):
                 group["lr"] = rate
-            step.add_announced(static)
+            step.forward_backward(static)
             return step.update()
         finally:
             if static.margin is not None:

@@ -6,11 +6,12 @@ Nothing here synchronises with the device (unless the optimizer cannot skip an u
 a GPU the host runs ahead.
 """
 
+import collections
 import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
+from typing import NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -26,11 +27,9 @@ from speakernet.training.compiling import Compiler
 from speakernet.training.optimizers import LEARNING_RATE_FACTOR, BufferGuard
 from speakernet.training.options import TrainingOptions
 from speakernet.training.precision import Precision
+from speakernet.training.profiler import StepProfiler
 from speakernet.training.protocols import Batch, Loss, PlainBatch
 from speakernet.training.threads import ThreadWatch
-
-if TYPE_CHECKING:
-    from speakernet.training.profiler import StepProfiler
 
 NUM_NUMBERS = 3
 """Numbers that a step reports: weight, loss and accuracy."""
@@ -71,64 +70,15 @@ Recorder: TypeAlias = "Callable[[Batch, float], Results | None]"
 """Takes a step over one batch at a learning rate; None if it has to run as usual."""
 
 
-class OneProcess:
-    """What a process that trains alone exchanges with others: nothing."""
-
-    is_alone = True
-
-    def __init__(self, net: nn.Module) -> None:
-        self.net = net
-        self.wishes: Wishes = lambda: [False] * NUM_WISHES
-
-    def listen_to(self, wishes: Wishes) -> None:
-        """Call this function after each step: does this rank wish to stop, and to save?"""
-        self.wishes = wishes
-
-    def begin_epoch(self) -> None:
-        """Prepare for an epoch: the set of trained parameters may have changed."""
-
-    def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
-        """Context for the forward and backward pass of one micro-batch."""
-        return contextlib.nullcontext()
-
-    def embed(self, waveforms: Tensor) -> Tensor:
-        """(batch, samples) -> (batch, dim)."""
-        return self.net(waveforms)  # type: ignore[no-any-return]
-
-    def rows_of_all(self, rows: Tensor, rank_sizes: Sequence[int]) -> Tensor:
-        """The rows of all ranks, in the order of the batch."""
-        return rows
-
-    def backward(self, value: Tensor, numbers: Tensor, *, is_last: bool) -> None:
-        """Backward pass of a micro-batch; `numbers` (3,) are its weight, weighted loss and weighted
-        accuracy.
-        """
-        value.backward()
-
-    def totals(self, numbers: Tensor) -> Tensor:
-        """The means over the ranks, (3,), of the sums over each rank's micro-batches."""
-        return numbers
-
-    def agreed_wishes(self) -> Sequence[bool]:
-        """What any rank wished in the step that has ended."""
-        return self.wishes()
-
-    def share_statistics(self) -> None:
-        """Give every rank the same batch-norm statistics."""
-
-    def close(self) -> None:
-        """Free the buffers for exchanging gradients."""
-
-
 @dataclasses.dataclass
 class StepTools:
     """What else takes part in a step; by default nothing does."""
 
-    exchange: OneProcess | None = None
+    exchange: "OneProcess | None" = None
     """None: this process trains alone."""
     compiler: Compiler | None = None
     """None: nothing is compiled."""
-    profiler: "StepProfiler | None" = None
+    profiler: StepProfiler | None = None
     threads: ThreadWatch = dataclasses.field(default_factory=lambda: ThreadWatch(1))
 
 
@@ -176,17 +126,6 @@ class TrainingStep:
         self._numbers: Tensor | None
         self.forget()
 
-    def record(self, recorder: Recorder) -> None:
-        """From now on, let a recorder (`recording.StepRecorder`) take the steps."""
-        self._recorder = recorder
-        # torch's fused kernels skip the update of a bad step on any device.
-        self._skips_on_device = self.is_fused
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether the current step has micro-batches already."""
-        return self._numbers is not None or bool(self._held)
-
     # The story of a step. Each micro-batch is embedded, its loss weighted by its number of
     # utterances, and its gradients added to those of the micro-batches before it (`add`). The rest
     # happens once (`finish`): gradients are divided by the sum of those weights and clipped in one
@@ -211,41 +150,28 @@ class TrainingStep:
         compiling pays.
         """
         begin = time.perf_counter()
-        processor_begin = time.thread_time()
-        loading_seconds = passing_seconds = loading_processor_seconds = 0.0
+        clock = StepClock()
         results = None
         num_utterances = 0
         indices = []
         for number in range(count):
-            loading_begin = time.perf_counter()
-            loading_processor_begin = time.thread_time()
             distributed.work.at(f"the data of {name}")
-            with record_function("speakernet.data"):
+            with clock.part("data"):
                 batch = next(batches)
-            loading_processor_seconds += time.thread_time() - loading_processor_begin
-            passing_begin = time.perf_counter()
-            loading_seconds += passing_begin - loading_begin
             distributed.work.at(name)
             num_utterances += sum(batch.rank_sizes)
             indices.append(batch.indices)
-            results = self._recorder(batch, learning_rate)
+            with clock.part("forward_backward"):
+                results = self._recorder(batch, learning_rate)
+                if results is None:
+                    self.add(batch, is_last=number + 1 == count)
+        with clock.part("optimizer"):
             if results is None:
-                self.add(batch, is_last=number + 1 == count)
-            passing_seconds += time.perf_counter() - passing_begin
-        update_begin = time.perf_counter()
-        if results is None:
-            with record_function("speakernet.optimizer"):
                 results = self.finish(learning_rate)
-        wishes = self.exchange.agreed_wishes()
-        seconds = {
-            "data": loading_seconds,
-            "forward_backward": passing_seconds,
-            "optimizer": time.perf_counter() - update_begin,
-        }
-        processor_seconds = time.thread_time() - processor_begin
+            wishes = self.exchange.agreed_wishes()
         self.threads.step(
-            passing_seconds + seconds["optimizer"],
-            processor_seconds - loading_processor_seconds,
+            clock.seconds["forward_backward"] + clock.seconds["optimizer"],
+            clock.processor_seconds["forward_backward"] + clock.processor_seconds["optimizer"],
             num_utterances,
             is_compiled=self.compiler.is_compiled,
         )
@@ -254,17 +180,7 @@ class TrainingStep:
         if self.compiler.is_observing:
             synchronize(self.precision.device)
             self.compiler.consider(time.perf_counter() - begin, steps_left)
-        return StepOutcome(results, num_utterances, torch.cat(indices), wishes, seconds)
-
-    @contextlib.contextmanager
-    def pause(self) -> Iterator[None]:
-        """Between two steps: inside the block everything runs eagerly and nothing is profiled."""
-        with contextlib.ExitStack() as stack:
-            if self.compiler.is_compiled:
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
-            if self.profiler is not None:
-                stack.enter_context(self.profiler.pause())
-            yield
+        return StepOutcome(results, num_utterances, torch.cat(indices), wishes, clock.seconds)
 
     def add(self, batch: Batch, *, is_last: bool = True) -> None:
         """Forward and backward pass of one micro-batch; with the gradient cache, just hold it."""
@@ -274,9 +190,9 @@ class TrainingStep:
             self._held.append(batch)
         else:
             self.key_draws(batch)
-            self.add_announced(batch, is_last=is_last)
+            self.forward_backward(batch, is_last=is_last)
 
-    def add_announced(self, batch: PlainBatch, *, is_last: bool = True) -> None:
+    def forward_backward(self, batch: PlainBatch, *, is_last: bool = True) -> None:
         """Forward and backward pass; `announce` has given its numbers to each component that
         draws.
         """
@@ -301,11 +217,25 @@ class TrainingStep:
                 if sees_all:
                     embeddings = self.exchange.rows_of_all(embeddings, batch.rank_sizes)
                     labels = self.exchange.rows_of_all(labels, batch.rank_sizes)
-                value, accuracy = self._compute_loss(embeddings, labels)
-            numbers = self._record_numbers(value, accuracy, weight)
+                value, numbers = self._measure(embeddings, labels, weight)
             with record_function("speakernet.backward"):
                 scaled = value * (weight * self.precision.scale)
                 self.exchange.backward(scaled, numbers, is_last=is_last)
+
+    def _measure(self, embeddings: Tensor, labels: Tensor, weight: float) -> tuple[Tensor, Tensor]:
+        """The loss of embeddings (batch, dim), 0-d, and its numbers (3,), which are added to those
+        of the step.
+        """
+        if self.loss.is_metric:
+            per_speaker = self.utterances_per_speaker
+            # (speakers * utterances, dim) -> (speakers, utterances, dim)
+            embeddings = embeddings.reshape(-1, per_speaker, embeddings.shape[-1])
+            labels = labels[::per_speaker]
+        loss, accuracy = self.loss(embeddings, labels)
+        means = torch.stack([loss.detach().float(), accuracy.detach().float()])
+        numbers = torch.cat([means.new_full((1,), weight), means * weight])
+        self._numbers = numbers if self._numbers is None else self._numbers + numbers
+        return loss, numbers
 
     def finish(self, learning_rate: float) -> Results:
         """Clip, check, update the weights (or undo the step), and clear the gradients."""
@@ -314,6 +244,61 @@ class TrainingStep:
         if self.gradient_cache:
             self._two_passes()
         return self.update()
+
+    def _two_passes(self) -> None:
+        """Embed everything without a graph, get the loss gradient of each embedding, then propagate
+        them by batch.
+        """
+        random_states = []
+        # The embeddings of each micro-batch, the leaves of the loss's graph.
+        leaves = []
+        with torch.no_grad(), self.precision.autocast():
+            for batch in self._held:
+                random_states.append(capture_random_state())
+                self.key_draws(batch)
+                leaves.append(self.net(batch.waveforms))
+        # Only the second pass may update the batch-norm statistics.
+        self.guard.restore()
+        # Micro-batch by micro-batch, which gives the order of a single process.
+        rows = []
+        labels = []
+        with self.precision.autocast():
+            for batch, leaf in zip(self._held, leaves, strict=True):
+                leaf.requires_grad_()
+                rows.append(self.exchange.rows_of_all(leaf, batch.rank_sizes))
+                labels.append(self.exchange.rows_of_all(batch.labels, batch.rank_sizes))
+            value, numbers = self._measure(torch.cat(rows), torch.cat(labels), 1.0)
+        head = [parameter for parameter in self.loss.parameters() if parameter.requires_grad]
+        gradients = torch.autograd.grad(
+            value * self.precision.scale, [*leaves, *head], allow_unused=True
+        )
+        head_gradients = gradients[len(leaves) :]
+        after_loss = capture_random_state()
+        net_is_trained = any(parameter.requires_grad for parameter in self.net.parameters())
+        for number, batch in enumerate(self._held):
+            is_last = number == len(self._held) - 1
+            if not (net_is_trained or is_last):
+                # The network is frozen, and the head already has its gradient.
+                continue
+            # Draw the same dropout and masks as in the first pass, or the gradient would belong to
+            # other embeddings.
+            restore_random_state(random_states[number])
+            with self.exchange.micro_batch(is_last):
+                self.key_draws(batch)
+                with self.precision.autocast():
+                    embeddings = self.exchange.embed(batch.waveforms)
+                # The backward pass of these sums of products propagates the gradients from above.
+                sums = []
+                if net_is_trained:
+                    sums.append((embeddings * gradients[number]).sum())
+                if is_last:
+                    for parameter, gradient in zip(head, head_gradients, strict=True):
+                        if gradient is not None:
+                            sums.append((parameter * gradient).sum())
+                # Those of the whole step, which ranks exchange once.
+                sent = numbers if is_last else torch.zeros_like(numbers)
+                self.exchange.backward(torch.stack(sums).sum(), sent, is_last=is_last)
+        restore_random_state(after_loss)
 
     def update(self) -> Results:
         """The part of `finish` after learning rates and gradients are in place."""
@@ -376,6 +361,33 @@ class TrainingStep:
         for part, columns in zip(self.drawing, numbers.split(widths, dim=1), strict=True):
             part.announce(columns)
 
+    def record(self, recorder: Recorder) -> None:
+        """From now on, let a recorder (`recording.StepRecorder`) take the steps."""
+        self._recorder = recorder
+        # torch's fused kernels skip the update of a bad step on any device.
+        self._skips_on_device = self.is_fused
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the current step has micro-batches already."""
+        return self._numbers is not None or bool(self._held)
+
+    def forget(self) -> None:
+        """Begin a step without micro-batches."""
+        self._held = []
+        self._weight_unit = 0.0
+        self._numbers = None
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Between two steps: inside the block everything runs eagerly and nothing is profiled."""
+        with contextlib.ExitStack() as stack:
+            if self.compiler.is_compiled:
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            if self.profiler is not None:
+                stack.enter_context(self.profiler.pause())
+            yield
+
     def close(self) -> None:
         """Release everything after the last step."""
         self.exchange.close()
@@ -385,80 +397,66 @@ class TrainingStep:
         if self.profiler is not None:
             self.profiler.close()
 
-    def forget(self) -> None:
-        """Begin a step without micro-batches."""
-        self._held = []
-        self._weight_unit = 0.0
-        self._numbers = None
 
-    def _compute_loss(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """(batch, dim), (batch,) -> loss and accuracy (0-d)."""
-        if self.loss.is_metric:
-            per_speaker = self.utterances_per_speaker
-            # (speakers * utterances, dim) -> (speakers, utterances, dim)
-            embeddings = embeddings.reshape(-1, per_speaker, embeddings.shape[-1])
-            labels = labels[::per_speaker]
-        return self.loss(embeddings, labels)
+class StepClock:
+    """The seconds of each part of a step: those that pass, and those of the training thread."""
 
-    def _record_numbers(self, loss: Tensor, accuracy: Tensor, weight: float) -> Tensor:
-        """Add the numbers of a micro-batch to those of the step, and return them."""
-        means = torch.stack([loss.detach().float(), accuracy.detach().float()])
-        numbers = torch.cat([means.new_full((1,), weight), means * weight])
-        self._numbers = numbers if self._numbers is None else self._numbers + numbers
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = collections.defaultdict(float)
+        self.processor_seconds: dict[str, float] = collections.defaultdict(float)
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Count the block, and mark it for the profiler."""
+        begin = time.perf_counter()
+        processor_begin = time.thread_time()
+        with record_function(f"speakernet.{name}"):
+            yield
+        self.seconds[name] += time.perf_counter() - begin
+        self.processor_seconds[name] += time.thread_time() - processor_begin
+
+
+class OneProcess:
+    """What a process that trains alone exchanges with others: nothing."""
+
+    is_alone = True
+
+    def __init__(self, net: nn.Module) -> None:
+        self.embed: Callable[[Tensor], Tensor] = net
+        """(batch, samples) -> (batch, dim), which prepares the exchange of gradients."""
+        self.wishes: Wishes = lambda: [False] * NUM_WISHES
+
+    def listen_to(self, wishes: Wishes) -> None:
+        """Call this function after each step: does this rank wish to stop, and to save?"""
+        self.wishes = wishes
+
+    def begin_epoch(self) -> None:
+        """Prepare for an epoch: the set of trained parameters may have changed."""
+
+    def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
+        """Context for the forward and backward pass of one micro-batch."""
+        return contextlib.nullcontext()
+
+    def rows_of_all(self, rows: Tensor, rank_sizes: Sequence[int]) -> Tensor:
+        """The rows of all ranks, in the order of the batch."""
+        return rows
+
+    def backward(self, value: Tensor, numbers: Tensor, *, is_last: bool) -> None:
+        """Backward pass of a micro-batch; `numbers` (3,) are its weight, weighted loss and weighted
+        accuracy.
+        """
+        value.backward()
+
+    def totals(self, numbers: Tensor) -> Tensor:
+        """The means over the ranks, (3,), of the sums over each rank's micro-batches."""
         return numbers
 
-    def _two_passes(self) -> None:
-        """Embed everything without a graph, get the loss gradient of each embedding, then propagate
-        them by batch.
-        """
-        random_states = []
-        # The embeddings of each micro-batch, the leaves of the loss's graph.
-        leaves = []
-        with torch.no_grad(), self.precision.autocast():
-            for batch in self._held:
-                random_states.append(capture_random_state())
-                self.key_draws(batch)
-                leaves.append(self.net(batch.waveforms))
-        # Only the second pass may update the batch-norm statistics.
-        self.guard.restore()
-        # Micro-batch by micro-batch, which gives the order of a single process.
-        rows = []
-        labels = []
-        with self.precision.autocast():
-            for batch, leaf in zip(self._held, leaves, strict=True):
-                leaf.requires_grad_()
-                rows.append(self.exchange.rows_of_all(leaf, batch.rank_sizes))
-                labels.append(self.exchange.rows_of_all(batch.labels, batch.rank_sizes))
-            value, accuracy = self._compute_loss(torch.cat(rows), torch.cat(labels))
-        numbers = self._record_numbers(value, accuracy, 1.0)
-        head = [parameter for parameter in self.loss.parameters() if parameter.requires_grad]
-        gradients = torch.autograd.grad(
-            value * self.precision.scale, [*leaves, *head], allow_unused=True
-        )
-        head_gradients = gradients[len(leaves) :]
-        after_loss = capture_random_state()
-        net_is_trained = any(parameter.requires_grad for parameter in self.net.parameters())
-        for number, batch in enumerate(self._held):
-            is_last = number == len(self._held) - 1
-            if not (net_is_trained or is_last):
-                # The network is frozen, and the head already has its gradient.
-                continue
-            # Draw the same dropout and masks as in the first pass, or the gradient would belong to
-            # other embeddings.
-            restore_random_state(random_states[number])
-            with self.exchange.micro_batch(is_last):
-                self.key_draws(batch)
-                with self.precision.autocast():
-                    embeddings = self.exchange.embed(batch.waveforms)
-                # The backward pass of these sums of products propagates the gradients from above.
-                sums = []
-                if net_is_trained:
-                    sums.append((embeddings * gradients[number]).sum())
-                if is_last:
-                    for parameter, gradient in zip(head, head_gradients, strict=True):
-                        if gradient is not None:
-                            sums.append((parameter * gradient).sum())
-                # Those of the whole step, which ranks exchange once.
-                sent = numbers if is_last else torch.zeros_like(numbers)
-                self.exchange.backward(torch.stack(sums).sum(), sent, is_last=is_last)
-        restore_random_state(after_loss)
+    def agreed_wishes(self) -> Sequence[bool]:
+        """What any rank wished in the step that has ended."""
+        return self.wishes()
+
+    def share_statistics(self) -> None:
+        """Give every rank the same batch-norm statistics."""
+
+    def close(self) -> None:
+        """Free the buffers for exchanging gradients."""
