@@ -1,10 +1,9 @@
-"""Random numbers: seed the generators, and draw by key instead of by order.
+"""Random numbers drawn by key instead of by order.
 
 Every random choice about data comes from a generator keyed by (seed, keys…), so that batches do not
 depend on the number of workers or ranks.
 """
 
-import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -38,19 +37,6 @@ class DrawingPart(ABC):
     @abstractmethod
     def announce(self, numbers: "Tensor") -> None:
         """Hand over what `draw` returned, on the device, for the next pass."""
-
-
-def seed_everything(seed: int) -> None:
-    """Seed Python's, NumPy's and torch's global generators (dropout and weight initialisation use
-    torch's).
-    """
-    # Late: callers that only use NumPy do not need it.
-    import torch
-
-    random.seed(seed)
-    # NumPy's global generator accepts 32 bits only.
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
 
 
 def derive_seed(seed: int, *keys: int) -> int:

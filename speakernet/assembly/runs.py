@@ -41,9 +41,9 @@ from speakernet.evaluation.results import Results
 from speakernet.files import human_bytes, sha256_of
 from speakernet.machine.device import find_device
 from speakernet.machine.facts import system_info, usable_cores
+from speakernet.machine.settings import seed_everything
 from speakernet.models.model_file import voices_caution
 from speakernet.models.speaker_net import SpeakerNet
-from speakernet.random import seed_everything
 from speakernet.run_folder import BEST, LAST, PLOTS, evaluation_folder, is_reported, lock_folder
 from speakernet.terminal import counted
 from speakernet.training.stopping import StopRequest

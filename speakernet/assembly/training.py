@@ -30,17 +30,14 @@ from speakernet.data.lookup import default_cache_folder
 from speakernet.frontend.perturbation import keep_draws_eager
 from speakernet.losses.classification import SpeakerLoss
 from speakernet.losses.options import LOSSES
-from speakernet.losses.sharded import shard_head
 from speakernet.machine.device import choose_device, find_device
 from speakernet.machine.settings import optimize_torch_settings
 from speakernet.models.layers import is_safe_in_channels_last
 from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
-from speakernet.options import PLUGIN_MODULES, Choice, create, lookup
-from speakernet.parallel.sync_norm import synchronize_norms
+from speakernet.options import PLUGIN_MODULES, create, lookup
 from speakernet.random import derive_seed
 from speakernet.run_folder import BEST, PROFILE
-from speakernet.terminal import counted
 from speakernet.training import (
     checkpoints,
     compiling,
@@ -50,10 +47,9 @@ from speakernet.training import (
     threads,
     trainer,
 )
-from speakernet.training.exchange import SeveralProcesses
 from speakernet.training.precision import Precision, choose_precision
+from speakernet.training.profiler import StepProfiler
 from speakernet.training.protocols import Loader
-from speakernet.training.recording import record_steps
 from speakernet.training.state import WHOLE_RUN, Stage
 from speakernet.training.step import StepTools, TrainingStep
 from speakernet.training.stopping import StopRequest
@@ -66,9 +62,6 @@ Validate = Callable[[int], Mapping[str, Any]]
 
 MINING_STREAM = 103
 """Together with the run's seed, the key of the random stream for mining triplets."""
-MIN_CROPS = 32
-"""Crops per process from which `runtime.sync_batch_norm: auto` keeps statistics local, as published
-recipes do."""
 
 
 def prepare_machine(config: Config) -> torch.device:
@@ -287,13 +280,13 @@ def build_trainer(
     loss.to(device)
     exchange = None
     if distributed.is_distributed():
+        # Late: most runs are a single process.
+        from speakernet.assembly.ranks import join_ranks
+
         exchange = join_ranks(config, net, loss, device)
     apply_memory_options(config, net, device, precision)
     profiler = None
     if runtime.profiling and distributed.is_main():
-        # Late: few runs are profiled.
-        from speakernet.training.profiler import StepProfiler
-
         profiler = StepProfiler(runtime, folder / PROFILE, device)
     # Deterministic runs keep their number of threads, because it changes the bits of results.
     adapts = runtime.threads == "auto" and not runtime.deterministic
@@ -315,6 +308,9 @@ def build_trainer(
         ),
     )
     if runtime.cuda_graph == "on":
+        # Late: few runs are recorded.
+        from speakernet.training.recording import record_steps
+
         record_steps(step, runtime, training.accumulation_steps)
     steps_per_epoch = math.ceil(len(loader) / training.accumulation_steps)
     values = config.model_dump()
@@ -357,38 +353,3 @@ def _origin_of_run(values: Mapping[str, Any], loader: Loader, stage: Stage) -> d
     if not stage.is_first:
         origin["first_stage_steps"] = stage.steps_before
     return origin
-
-
-def join_ranks(
-    config: Config, net: nn.Module, loss: nn.Module, device: torch.device
-) -> SeveralProcesses:
-    """Adapt `net` and `loss` in place to a run of several processes; return what exchanges their
-    gradients.
-    """
-    shared = choose_shared_norms(config, distributed.world_size())
-    # In a later stage, the network may already have shared norms.
-    count = synchronize_norms(net, device) if shared.value else 0
-    logger.info(
-        "batch norm over the batch of all processes: %s; %s changed",
-        shared,
-        counted(count, "layer"),
-    )
-    if config.runtime.parallel == "fsdp":
-        # Late: its library imports the compiler.
-        from speakernet.training.fully_sharded import FullySharded
-
-        return FullySharded(net, loss, device)
-    # The head of many speakers is larger than the network, so each rank holds some of its rows.
-    shard_head(config.loss, loss)
-    return SeveralProcesses(net, loss, device)
-
-
-def choose_shared_norms(config: Config, num_processes: int) -> Choice[bool]:
-    """Whether batch norm uses the batch of all processes, and why."""
-    # Statistics of few crops are noisy. With many crops, sharing them gains little, and ranks would
-    # wait for each other in every layer.
-    crops = config.data.utterances_per_batch // num_processes
-    asked = config.runtime.sync_batch_norm
-    reason = "as configured" if asked != "auto" else f"shared below {MIN_CROPS}"
-    is_shared = asked == "on" or (asked == "auto" and crops < MIN_CROPS)
-    return Choice(is_shared, f"{counted(crops, 'crop')} per process, {reason}")

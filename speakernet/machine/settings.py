@@ -1,4 +1,4 @@
-"""Applies torch's settings for this machine.
+"""Applies torch's settings for this machine, and seeds the global generators.
 
 They are process-wide, so the code that starts a run applies them.
 """
@@ -6,9 +6,11 @@ They are process-wide, so the code that starts a run applies them.
 import contextlib
 import logging
 import os
+import random
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 from speakernet import distributed
@@ -57,6 +59,16 @@ def optimize_torch_settings(
     elif options.cudnn_benchmark is True:
         logger.warning("runtime.cudnn_benchmark has no effect: this run uses the CPU")
     return applied
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python's, NumPy's and torch's global generators (dropout and weight initialisation use
+    torch's).
+    """
+    random.seed(seed)
+    # NumPy's global generator accepts 32 bits only.
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
 
 
 def _set_threads(options: MachineOptions) -> None:

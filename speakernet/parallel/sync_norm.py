@@ -30,8 +30,6 @@ def synchronize_norms(module: nn.Module, device: torch.device) -> int:
                 else:
                     synchronized = SynchronizedNorm(norm.num_features)
                     vars(synchronized).update(vars(norm))
-                # A compiled graph cannot wait for other ranks.
-                synchronized.eager_methods = ("forward",)
                 setattr(owner, name, synchronized)
                 count += 1
     return count

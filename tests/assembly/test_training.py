@@ -15,6 +15,7 @@ from speakernet.assembly import training
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.fine_tuning import StagedRun
 from speakernet.assembly.inputs import Inputs
+from speakernet.assembly.ranks import choose_shared_norms
 from speakernet.checkpoint import CheckpointError
 from speakernet.config import Config
 from speakernet.config.loading import save_config
@@ -286,7 +287,7 @@ def test_last_epochs_as_recorded(tiny_corpus):
 def test_shared_batch_norm(batch_size, processes, asked, is_shared, reason):
     # Speakers with two utterances each.
     data = {"batch_size": batch_size // 2, "utterances_per_speaker": 2}
-    choice = training.choose_shared_norms(
+    choice = choose_shared_norms(
         with_changes(Config(), data=data, runtime={"sync_batch_norm": asked}), processes
     )
     assert choice.value is is_shared and reason in choice.reason
