@@ -15,7 +15,6 @@ from numpy import ndarray
 from torch import Tensor, nn
 
 from speakernet.frontend.options import SpecAugmentOptions
-from speakernet.parallel.sync_norm import SynchronizedNorm
 from speakernet.random import GOLDEN, DrawingPart, KeyedRandom, derive_seed
 
 MEL_STREAM = 0
@@ -31,10 +30,13 @@ def keep_draws_eager(net: nn.Module) -> None:
     """Keep what draws on the host or waits for other ranks out of compiled graphs; call it before
     compiling a network.
     """
+    # Late: most runs compile nothing.
+    from speakernet.parallel.sync_norm import SYNCHRONIZED
+
     for module in net.modules():
         if isinstance(module, KeyedDraws):
             _keep_eager(module, "draw_unannounced")
-        elif isinstance(module, SynchronizedNorm | nn.SyncBatchNorm):
+        elif isinstance(module, SYNCHRONIZED):
             _keep_eager(module, "forward")
 
 

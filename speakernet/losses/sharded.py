@@ -60,7 +60,7 @@ def shard_head(options: LossOptions, module: nn.Module) -> None:
     level = logging.INFO if choice.value else logging.DEBUG
     logger.log(level, "loss.sharded: %s: %s", options.sharded, choice)
     if choice.value:
-        shard(loss, distributed.rank(), distributed.world_size())
+        shard(loss)
 
 
 def choose_sharding(options: LossOptions, num_classes: int, num_processes: int) -> Choice[bool]:
@@ -76,7 +76,7 @@ def choose_sharding(options: LossOptions, num_classes: int, num_processes: int) 
     return Choice(num_classes >= MIN_SHARDED_CLASSES, reason)
 
 
-def shard(loss: SpeakerLoss, rank: int, world_size: int) -> None:
+def shard(loss: SpeakerLoss) -> None:
     """Keep only this rank's shard of the classes, in place; call it on every rank before building
     the optimizer.
 
@@ -85,6 +85,8 @@ def shard(loss: SpeakerLoss, rank: int, world_size: int) -> None:
     """
     # The loss is written in terms of `classes`, so it needs no other change.
     head = loss.head
+    rank = distributed.rank()
+    world_size = distributed.world_size()
     head.classes = ClassShard(head.num_classes, rank, world_size)
     head.sees_all_ranks = True
     join_in_state(head)

@@ -45,6 +45,8 @@ Layer = nn.Conv1d | nn.Conv2d | nn.Linear
 SPEC_AUGMENT_PREFIX = "spec_augment."
 COUNTER_SUFFIX = ".num_batches_tracked"
 MAX_NAMES_SHOWN = 10
+SHORTEST_LENGTH = 1e-12
+"""Of an embedding that an adaptation normalises."""
 # Keys, in addition to the run's seed, of the random streams of the network's components.
 SPEC_AUGMENT_STREAM = 101
 DITHER_STREAM = 102
@@ -293,9 +295,6 @@ class SpeakerNet(nn.Module):
 
     def adapt(self, spec: Mapping[str, Any]) -> None:
         """Append an adaptation, with fresh weights, to the embedding layer."""
-        # Imported late: most networks have no adaptation.
-        from speakernet.models.adaptation import Adaptation
-
         self.adaptation = Adaptation(spec)
         self.adaptation_spec = dict(spec)
         self.preparation = {name: spec[name] for name in PREPARATIONS if name in spec}
@@ -327,6 +326,51 @@ class SpeakerNet(nn.Module):
         return without_spec_augment(
             self.trunk.plain_weights(self.state_dict(), without_fixed=without_fixed)
         )
+
+
+class Adaptation(nn.Module):
+    """The normalised affine maps, and PLDA's variances, that `speakernet adapt` appends to the
+    embedding layer.
+
+    Part of the network, so every command, the store of people and exports use it.
+    `evaluation.adaptation` fits it; `evaluation.scoring` computes PLDA scores.
+
+    Args:
+        spec: plain values: `name`, which identifies it in thresholds and stores; `maps`, the
+            numbers of inputs and outputs of each affine map; `score`, cosine or plda.
+
+    >>> adaptation = Adaptation({"name": "example", "maps": [[2, 2], [2, 1]], "score": "cosine"})
+    >>> adaptation(torch.ones(3, 2)).shape
+    torch.Size([3, 1])
+    """
+
+    def __init__(self, spec: Mapping[str, Any]) -> None:
+        super().__init__()
+        sizes = spec["maps"]
+        for (_, outputs), (next_inputs, _) in itertools.pairwise(sizes):
+            if outputs != next_inputs:
+                raise ValueError(
+                    f"adaptation maps have sizes {sizes}; expected each input to match the "
+                    "previous output"
+                )
+        self.maps = nn.ModuleList(nn.Linear(inputs, outputs) for inputs, outputs in sizes)
+        if spec["score"] == "plda":
+            # Between-speaker variances (within-speaker ones are 1), and the weights of the length
+            # that PLDA normalises.
+            self.register_buffer("between", torch.ones(sizes[-1][1]))
+            self.register_buffer("weights", torch.ones(sizes[-1][1]))
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        """(batch, dim) from the network to (batch, dim) adapted, not normalised."""
+        for index, affine_map in enumerate(self.maps):
+            # Between two maps the length is normalised, as between LDA and PLDA; the first map
+            # takes embeddings as the network gives them.
+            if index > 0:
+                embeddings = embeddings / embeddings.norm(dim=1, keepdim=True).clamp(
+                    min=SHORTEST_LENGTH
+                )
+            embeddings = affine_map(embeddings)
+        return embeddings
 
 
 def _resolve_front_end(model: ModelOptions, frontend: FrontendOptions) -> FrontendOptions:

@@ -69,7 +69,7 @@ class SeveralProcesses(OneProcess):
 
     def rows_of_all(self, rows: Tensor, rank_sizes: Sequence[int]) -> Tensor:
         """The rows of all ranks, gathered with gradients."""
-        return gather_rows(rows, rank_sizes)
+        return _GatherRows.apply(rows, tuple(rank_sizes))  # type: ignore[no-any-return, no-untyped-call]
 
     def backward(self, value: Tensor, numbers: Tensor, *, is_last: bool) -> None:
         """Backward pass; at the last micro-batch it also averages the gradients of all ranks."""
@@ -142,23 +142,14 @@ class _Everything(nn.Module):
         return self.net(waveforms)  # type: ignore[no-any-return]
 
 
-def gather_rows(rows: Tensor, rank_sizes: Sequence[int]) -> Tensor:
+class _GatherRows(torch.autograd.Function):
     """The rows of all ranks, in the order of the ranks.
 
     Every rank must compute the same loss from them. In the backward pass each rank takes the
     gradient of its own rows times the number of ranks, so that DistributedDataParallel's mean over
     the ranks is the gradient.
-
-    Returns:
-        (all rows, …); in one process `rows` itself.
     """
-    if not distributed.is_distributed():
-        return rows
-    gathered: Tensor = _GatherRows.apply(rows, tuple(rank_sizes))  # type: ignore[no-untyped-call]
-    return gathered
 
-
-class _GatherRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, rank_sizes: tuple[int, ...]) -> Tensor:
         rank = distributed.rank()

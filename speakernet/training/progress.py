@@ -140,13 +140,12 @@ class Progress:
         self,
         folder: Path | None,
         *,
-        show_bar: bool = True,
         trackers: Sequence[str] = (),
         configuration: Mapping[str, Any] = MappingProxyType({}),
         steps_before: int = 0,
     ) -> None:
         self.folder = folder
-        self.show_bar = show_bar and folder is not None
+        self.show_bar = folder is not None
         # Trackers show a stage as a separate run whose steps continue from the previous stage.
         self._steps_before = steps_before
         self._names = trackers

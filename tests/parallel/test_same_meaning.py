@@ -154,7 +154,7 @@ def build(case, net=None, compiling=None):
         if not case.has_own_norms:
             synchronize_norms(net, CPU)
         if case.is_sharded:
-            shard(loss, distributed.rank(), distributed.world_size())
+            shard(loss)
     kind = FullySharded if case.has_no_whole else SeveralProcesses
     exchange = kind(net, loss, CPU) if distributed.is_distributed() else None
     tools = StepTools(exchange)

@@ -54,14 +54,14 @@ def test_bar(shown, caplog, tmp_path):
 
 def test_records_after_the_last_checkpoint(tmp_path):
     """An epoch's record has its last step, after which the checkpoint may have been written."""
-    first = Progress(tmp_path, show_bar=False)
+    first = Progress(tmp_path)
     first.open(0)
     first.record("step", 2, 1, {"loss": 1.0})
     num_lines = first.num_lines
     first.record("epoch", 2, 1, {"loss": 1.0})
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "st')
-    again = Progress(tmp_path, show_bar=False)
+    again = Progress(tmp_path)
     again.open(2, num_lines)
     again.record("epoch", 2, 1, {"loss": float("nan")})
     again.close()
@@ -107,9 +107,7 @@ def _ordered_event_files(monkeypatch):
 
 def train(folder, first, last):
     """Steps first..last with an evaluation after each tenth."""
-    progress = Progress(
-        folder, show_bar=False, trackers=["tensorboard"], configuration=CONFIGURATION
-    )
+    progress = Progress(folder, trackers=["tensorboard"], configuration=CONFIGURATION)
     progress.open(first - 1)
     for step in range(first, last + 1):
         values = {"loss": 1 / step, "margin": 0.2, "learning_rate": 0.1 if step < 15 else 0.01}

@@ -17,7 +17,7 @@ FIGURES = {"eer_percent": 4.0, "min_dcf": {"0.01": 0.4}}
 
 def run(folder, name, first, last, *, ends=False):
     """Steps first..last, and the final evaluation."""
-    progress = Progress(folder, show_bar=False, trackers=[name], configuration=CONFIGURATION)
+    progress = Progress(folder, trackers=[name], configuration=CONFIGURATION)
     progress.open(first - 1)
     for step in range(first, last + 1):
         progress.record("step", step, 1, {"loss": 1 / step, "note": "none"})

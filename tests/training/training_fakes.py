@@ -228,7 +228,7 @@ def make_trainer(
         settings,
         RunOutput(
             CheckpointStore(folder, settings),
-            Progress(folder, show_bar=False),
+            Progress(folder),
             model_contents,
             origin={},
         ),
