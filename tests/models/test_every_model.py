@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from speakernet.frontend.perturbation import keep_draws_eager
 from speakernet.models.layers import is_safe_in_channels_last
 from speakernet.models.options import MODELS
-from speakernet.models.speaker_net import SpeakerNet
+from speakernet.models.speaker_net import SpeakerNet, fold_batch_norms
 from speakernet.training.compiling import enable_gradient_checkpointing
 from tests.small_networks import SMALLEST, small_network
 
@@ -56,12 +56,19 @@ def make(name, pooling="auto", model_options=None):
 def randomize_norms(net):
     """Trained-looking batch norms, so that a missing mask or a wrong order is noticed."""
     generator = torch.Generator().manual_seed(1)
-    for part in net.modules():
-        if isinstance(part, nn.modules.batchnorm._BatchNorm):
-            part.running_mean.normal_(0, 0.2, generator=generator)
-            part.running_var.uniform_(0.5, 1.5, generator=generator)
-            if part.affine:
-                part.bias.data.normal_(0, 0.2, generator=generator)
+    for part in norms_of(net):
+        part.running_mean.normal_(0, 0.2, generator=generator)
+        part.running_var.uniform_(0.5, 1.5, generator=generator)
+        if part.affine:
+            part.bias.data.normal_(0, 0.2, generator=generator)
+
+
+def norms_of(net):
+    return [part for part in net.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+
+
+def convolutions_of(net):
+    return [part for part in net.trunk.modules() if isinstance(part, nn.Conv2d)]
 
 
 def waves(lengths=LENGTHS):
@@ -119,6 +126,32 @@ def test_spec(name):
     assert net.training and not first.requires_grad
 
 
+# Families whose norms all follow an activation.
+NOTHING_TO_MERGE = {"Pretrained", "RawNet3", "XVector", "ECAPA_TDNN"}
+
+
+@pytest.mark.parametrize("name", SMALLEST)
+def test_folding(name):
+    """Batch norms merged into the layers before them give the same numbers."""
+    net = make(name).eval()
+    for part in norms_of(net):
+        if part.affine:
+            # Some channels negated, one ignored.
+            part.weight.data.uniform_(-1.5, 1.5)[0] = 0
+    folded = copy.deepcopy(net)
+    count = fold_batch_norms(folded)
+    strides = [
+        [part.weight.stride() for part in convolutions_of(network)] for network in (net, folded)
+    ]
+    assert strides[0] == strides[1]
+    assert count == len(norms_of(net)) - len(norms_of(folded))
+    assert (count == 0) == (name in NOTHING_TO_MERGE)
+    batch = waves()
+    lengths = torch.tensor(LENGTHS)
+    ours = embed(net, batch, lengths)
+    assert (embed(folded, batch, lengths) - ours).norm() <= 1e-5 * ours.norm()
+
+
 @pytest.mark.parametrize(("name", "dtype"), SIXTEEN_BITS, ids=str)
 def test_16_bits(name, dtype):
     net = make(name)
@@ -143,11 +176,7 @@ def test_memory_layout(name, monkeypatch):
     net = make(name).eval()
     if not is_safe_in_channels_last(net.trunk):
         # Without 2-D convolutions, or with too narrow ones, the layout does not change.
-        assert all(
-            part.weight.is_contiguous()
-            for part in net.trunk.modules()
-            if isinstance(part, nn.Conv2d)
-        )
+        assert all(part.weight.is_contiguous() for part in convolutions_of(net))
         return
     features = net.front_end(waves((10200, 10200)))
     contiguous = outputs_and_gradients(net.to(memory_format=torch.contiguous_format), features)
