@@ -43,6 +43,23 @@ work = Work()
 """The progress of this process."""
 
 
+class Mail:
+    """Values that the ranks leave for each other at any moment, without a collective; a process
+    alone has nobody to write to.
+    """
+
+    def write(self, key: str, value: str) -> None:
+        """Store a value for the other ranks."""
+
+    def read(self, key: str) -> str:
+        """A value stored by some rank; empty if there is none."""
+        return ""
+
+
+mail = Mail()
+"""The mail of this process; that of several processes is `speakernet.parallel.group.Heartbeat`."""
+
+
 class CommandEnd(BaseException):
     """An exception that sets the exit status of this process."""
 

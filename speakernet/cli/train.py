@@ -40,20 +40,22 @@ def run(arguments: argparse.Namespace) -> int | list[str]:
     loaded = load_configuration(arguments.config_arguments)
     config = loaded.config
     plugins = [word for path in arguments.plugin for word in ("--plugin", path)]
-    # Started by hand on a machine with several GPUs, this process starts one rank for each and
-    # waits. Under torchrun or srun it is one of the ranks.
-    is_alone = find_place(os.environ, config.runtime.port) is None
-    # Late: a mistyped option should not wait for torch to be imported.
-    from speakernet.parallel import group
+    place = find_place(os.environ, config.runtime.port)
+    ranks: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if place is not None or config.runtime.distributed:
+        # Late: only several processes need it.
+        from speakernet.parallel import group
 
-    if config.runtime.distributed and is_alone:
-        count = group.num_gpus(config.runtime)
+        # Started by hand on a machine with several GPUs, this process starts one rank for each and
+        # waits. Under torchrun or srun it is one of the ranks.
+        count = group.num_gpus(config.runtime) if place is None else 0
         if count > 1:
             command = ["train", *plugins, *arguments.config_arguments]
             return group.launch(count, config.runtime.port, command)
+        ranks = group.join_ranks(config.runtime)
     # From here on every rank does the same. An error of one has to become an error of all, or the
     # others would wait in a collective; `from_main` and the group take care of that.
-    with group.join_ranks(config.runtime):
+    with ranks:
         folder = Path(config.training.save_path)
         distributed.from_main(lambda: refuse_unusable(config.training.save_path))
         # Late: every rank imports it after the process group exists.

@@ -68,6 +68,15 @@ def find_device(options: MachineOptions, local_rank: int | None = None) -> torch
     return torch.device("cuda", number)
 
 
+def choose_backend(options: MachineOptions, device: torch.device) -> str:
+    """The backend of several processes for tensors of the device; objects always use gloo."""
+    if options.backend == "nccl" and device.type != "cuda":
+        raise ValueError(
+            "runtime.backend is nccl, which needs GPUs, but this run uses the CPU; use gloo or auto"
+        )
+    return "gloo" if options.backend == "gloo" or device.type != "cuda" else "cpu:gloo,cuda:nccl"
+
+
 def synchronize(device: torch.device) -> None:
     """Wait until the device has finished all queued work."""
     if device.type == "cuda":

@@ -31,9 +31,9 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from speakernet import distributed
-from speakernet.distributed import CommandEnd, Place, find_place, is_distributed, work
+from speakernet.distributed import CommandEnd, Mail, Place, find_place, is_distributed, work
 from speakernet.files import error_line
-from speakernet.machine.device import find_device
+from speakernet.machine.device import choose_backend, find_device
 from speakernet.machine.options import MachineOptions
 from speakernet.machine.threads import STOP_SIGNALS
 
@@ -90,7 +90,7 @@ class Beat(NamedTuple):
 # the numbers over a few beats: a rank whose number stands still is gone or suspended; if all move,
 # the one that has started fewer pieces of work hangs. The thread has a connection of its own,
 # because that of the group may be blocked in just this moment.
-class Heartbeat:
+class Heartbeat(Mail):
     """Writes this rank's heartbeat and reads those of the others."""
 
     def __init__(self, place: Place, name: str, timeout_seconds: float) -> None:
@@ -120,11 +120,9 @@ class Heartbeat:
         return self._query(lambda store: store.add(key, 1) == 1, True)
 
     def write(self, key: str, value: str) -> None:
-        """Store a value for the other ranks."""
         self._query(lambda store: store.set(key, value), None)
 
     def read(self, key: str) -> str:
-        """A value stored by some rank; empty if there is none."""
         return self._query(lambda store: store.get(key).decode() if store.check([key]) else "", "")
 
     def missing(self) -> str:
@@ -217,19 +215,13 @@ class Heartbeat:
                 seen[rank] = (number, float("inf"))
 
 
-_heartbeat: Heartbeat | None = None
-"""The heartbeat of this process while the group runs."""
-
-
 @contextlib.contextmanager
 def join_ranks(options: MachineOptions) -> Iterator[None]:
     """Join the ranks started by torchrun, SLURM or `--distributed`; does nothing in a single
     process.
     """
-    global _heartbeat
     place = find_place(os.environ, options.port)
     if place is None:
-        _choose_backend(options, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         yield
         return
     # Collect the tensors in the group's reference cycles while the interpreter is alive: gloo's
@@ -238,34 +230,20 @@ def join_ranks(options: MachineOptions) -> Iterator[None]:
     atexit.register(gc.collect)
     distributed.here = place
     try:
-        _heartbeat = _start(options, place)
+        heartbeat = _start(options, place)
+        distributed.mail = heartbeat
         try:
             yield
         except BaseException as error:
-            _report_failure(_heartbeat, error)
+            _report_failure(heartbeat, error)
             raise
         finally:
-            _heartbeat.close()
-            _heartbeat = None
+            heartbeat.close()
     finally:
         distributed.here = None
+        distributed.mail = Mail()
         if torch_distributed.is_initialized():
             torch_distributed.destroy_process_group()
-
-
-def pass_on_signal(number: int) -> None:
-    """Store the number of a signal for every rank; does nothing in one process. Not a
-    collective.
-    """
-    if _heartbeat is not None:
-        _heartbeat.write("request/stop", str(number))
-
-
-def signal_of_others() -> int:
-    """The number that some rank passed on; 0 if there is none, or in a single process. Not a
-    collective.
-    """
-    return int(_heartbeat.read("request/stop") or 0) if _heartbeat is not None else 0
 
 
 def launch(count: int, port: int, arguments: Sequence[str]) -> int:
@@ -332,7 +310,7 @@ def _start(options: MachineOptions, place: Place) -> Heartbeat:
             "(CUDA_VISIBLE_DEVICES selects GPUs)"
         )
     device = find_device(options, place.local_rank)
-    backend = _choose_backend(options, device)
+    backend = choose_backend(options, device)
     seconds = options.distributed_timeout_seconds
     # torchrun hosts the store itself.
     is_master = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
@@ -382,15 +360,6 @@ def _name_of_start(store: TCPStore, place: Place) -> str:
         # failure.
         return f"speakernet/{store.add(f'starts/{place.rank}', 1)}"
     return f"speakernet/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-
-
-def _choose_backend(options: MachineOptions, device: torch.device) -> str:
-    """The backend for tensors of the device; objects always use gloo."""
-    if options.backend == "nccl" and device.type != "cuda":
-        raise ValueError(
-            "runtime.backend is nccl, which needs GPUs, but this run uses the CPU; use gloo or auto"
-        )
-    return "gloo" if options.backend == "gloo" or device.type != "cuda" else "cpu:gloo,cuda:nccl"
 
 
 def _report_failure(heartbeat: Heartbeat, error: BaseException) -> None:

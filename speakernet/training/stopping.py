@@ -11,9 +11,11 @@ from typing import Any
 from speakernet import distributed
 from speakernet.distributed import CommandEnd
 from speakernet.machine.threads import HANGUP, STOP_SIGNALS
-from speakernet.parallel.group import pass_on_signal, signal_of_others
 
 logger = logging.getLogger(__name__)
+
+STOP_KEY = "request/stop"
+"""Under which a rank passes on the number of its signal."""
 
 
 class Interrupted(CommandEnd, KeyboardInterrupt):
@@ -45,11 +47,11 @@ class StopRequest:
         """
         if self.known:
             if not self._is_passed_on:
-                pass_on_signal(self.known)
+                distributed.mail.write(STOP_KEY, str(self.known))
                 self._is_passed_on = True
         # A signal may arrive during this query: an empty answer must not erase it.
-        elif received := signal_of_others():
-            self.known = received
+        elif received := distributed.mail.read(STOP_KEY):
+            self.known = int(received)
         return self.known != 0
 
     def agree(self) -> None:
