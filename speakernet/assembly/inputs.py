@@ -32,6 +32,7 @@ from speakernet.data.opening import open_source
 from speakernet.data.sampling import Voices
 from speakernet.data.sources import AudioSource
 from speakernet.files import sha256_of
+from speakernet.options import freeze
 
 logger = logging.getLogger(__name__)
 
@@ -346,7 +347,7 @@ def with_default_paths(config: Config) -> Config:
     for name, test_list in data.test_lists.items():
         path = test_list.path or test[1] or str(audio_folder_of(test_list.list))
         named[name] = test_list.model_copy(update={"path": path})
-    values: dict[str, Any] = {"test_lists": named}
+    values: dict[str, Any] = {"test_lists": freeze(named)}
     lists = {"train": (data.train_list, data.train_path), "validation": validation, "test": test}
     for kind, (path, folder) in lists.items():
         if path and not folder:
