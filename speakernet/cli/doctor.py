@@ -18,7 +18,7 @@ from pathlib import Path
 
 from speakernet.checks import Finding, closing_line, table, worst
 from speakernet.checks.doctor import CheckRequest, augmentation_findings, full_check
-from speakernet.cli import load_configuration
+from speakernet.cli.shared import load_configuration
 from speakernet.config import Config
 from speakernet.corpora.listing import positive_int
 from speakernet.data.lists import audio_folder_of

@@ -15,7 +15,7 @@ import logging
 import os
 import sys
 
-from speakernet.cli import CHANNEL, MODEL, load_verifier, output_path
+from speakernet.cli.shared import CHANNEL, MODEL, load_verifier, output_path
 from speakernet.data.parts import PART_HELP, WHOLE, WorkPart, list_parts, parse_part
 from speakernet.distributed import find_place
 from speakernet.terminal import counted

@@ -19,7 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from speakernet.cli import is_own, output_path, train
+from speakernet.cli import train
+from speakernet.cli.shared import is_own, output_path
 from speakernet.data.lists import read_trials
 from speakernet.evaluation.calibration import AffineCalibration
 from speakernet.evaluation.figures import MIN_DRAWS, cautions, figures

@@ -8,7 +8,7 @@ is never kept; the store holds embeddings.
 import argparse
 from pathlib import Path
 
-from speakernet.cli import MODEL, store_key
+from speakernet.cli.shared import MODEL, store_key
 
 ARGUMENTS = {
     **MODEL,

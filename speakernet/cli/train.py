@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from speakernet import distributed
-from speakernet.cli import load_configuration
+from speakernet.cli.shared import load_configuration
 from speakernet.distributed import find_place
 from speakernet.files import open_text, own_command
 from speakernet.run_folder import BEST, CONFIG, LOG, REPORT, RESULTS, LogFile, refuse_unusable

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from speakernet.cli import (
+from speakernet.cli.shared import (
     CHANNEL,
     DECISION,
     MODEL,

@@ -9,7 +9,8 @@ import torch
 
 from speakernet.assembly import fine_tuning
 from speakernet.checkpoint import read_own_checkpoint
-from speakernet.cli import load_configuration, main
+from speakernet.cli import main
+from speakernet.cli.shared import load_configuration
 from speakernet.data.lists import read_trials
 from speakernet.evaluation.files import Evaluation
 from speakernet.evaluation.results import Results
