@@ -129,7 +129,10 @@ class Options(BaseModel):
     def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> Any:
         """Add the descriptions, which pydantic would otherwise read when the class is defined."""
         schema = handler(core_schema)
-        for name, declared in handler.resolve_ref_schema(schema).get("properties", {}).items():
+        described = handler.resolve_ref_schema(schema)
+        # Where the source breaks its lines means nothing.
+        described["description"] = " ".join(described.get("description", "").split())
+        for name, declared in described.get("properties", {}).items():
             if text := description_of(cls, name):
                 declared["description"] = text
         return schema
