@@ -17,9 +17,9 @@ import torch
 from speakernet import distributed
 from speakernet.config import Config, ConfigError
 from speakernet.config.schema import with_options
-from speakernet.corpora.pairs import hold_out
 from speakernet.corpora.synthetic import is_synthetic, make_corpus
 from speakernet.data.batches import speed_fractions
+from speakernet.data.joined import join
 from speakernet.data.lists import (
     TrainingList,
     TrialList,
@@ -74,6 +74,9 @@ class Inputs:
             sample_rate=self._data.sample_rate,
             shard_cache_gigabytes=self._data.shard_cache_gigabytes,
             show_progress=distributed.is_main(),
+        )
+        self._read_trials = functools.partial(
+            read_model_trials, enrolment=self._data.enrolment_list
         )
         self._kept: dict[tuple[Any, Path], Any] = {}
 
@@ -202,9 +205,6 @@ class Inputs:
         """Any trial list, whose audio need not be there."""
         return self._once(self._read_trials, path)  # type: ignore[no-any-return]
 
-    def _read_trials(self, path: str | Path) -> TrialList:
-        return read_model_trials(path, self._data.enrolment_list)
-
     @functools.cached_property
     def _named(self) -> dict[str, TrialInput]:
         """The lists of data.test_lists by name."""
@@ -241,9 +241,6 @@ class Inputs:
         """The whole training list, joined from several corpora if the configuration names them."""
         if not self._data.corpora:
             return self.training_input(self._data.train_list, self._data.train_path)
-        # Late: only training on several corpora needs it.
-        from speakernet.data.joined import join
-
         parts = {}
         for name, corpus in self._data.corpora.items():
             parts[name] = self.training_input(corpus.train_list, corpus.train_path)
@@ -252,6 +249,9 @@ class Inputs:
     @functools.cached_property
     def _held_out(self) -> tuple[TrainingInput, TrialInput]:
         """The training list split by `data.validation_speakers`."""
+        # Late: few runs draw their own validation trials.
+        from speakernet.corpora.pairs import hold_out
+
         # The split comes before any other use of the list, so that classes, mean embedding and
         # cohort are without the held-out speakers.
         rows, source = self.listed
