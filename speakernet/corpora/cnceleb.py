@@ -143,6 +143,8 @@ def groups_of_length(seconds: list[float], min_seconds: float) -> list[list[int]
 
     >>> groups_of_length([2, 2, 2, 4, 1, 1], 5)
     [[0, 1, 2], [3, 4, 5]]
+    >>> groups_of_length([1, 1], 5)
+    [[0, 1]]
     """
     groups = []
     group: list[int] = []
