@@ -30,7 +30,7 @@ from speakernet.assembly.inputs import (
 from speakernet.assembly.training import build_model, prepare_machine, refuse_impossible
 from speakernet.checkpoint import read_own_checkpoint
 from speakernet.checks import Finding, worst
-from speakernet.checks.lists import quick_check
+from speakernet.checks.lists import quick_check, trial_audio
 from speakernet.checks.samples import read_facts, sample_findings
 from speakernet.config import Config, ConfigError, LoadedConfig
 from speakernet.config.schema import stages_of
@@ -317,7 +317,7 @@ def check_inputs(config: Config, inputs: Inputs, net: SpeakerNet) -> None:
             # Evaluation audio is decoded here, so that damage is not found after the last epoch.
             if source.lookup_table(trials.recordings).seconds.sum() <= READ_AT_START_SECONDS:
                 facts = read_facts(source, trials.recordings, usable_cores())
-                findings += sample_findings(facts, f"trial audio ({Path(trials.source).name})")
+                findings += sample_findings(facts, trial_audio(trials))
     errors = [finding for finding in findings if finding.level == "error"]
     for finding in findings:
         level = logging.WARNING if finding.level == "warning" else logging.DEBUG
