@@ -28,7 +28,6 @@ from speakernet.data.audio import SAMPLE_RATE
 from speakernet.data.batches import BatchRequest, CropMaker, Made, WrappedMaker
 from speakernet.data.lists import StringTable, TrainingList
 from speakernet.data.lookup import LookupTable, default_cache_folder
-from speakernet.data.mixing import plan_streams
 from speakernet.data.options import DataOptions
 from speakernet.data.packed import (
     DESCRIPTION,
@@ -46,16 +45,20 @@ from speakernet.data.packed import (
     read_samples,
 )
 from speakernet.data.packing import HEADER_BYTES
-from speakernet.data.sampling import Sampler
+from speakernet.data.sampling import BLOCK, SHARDS, Parts, Sampler
 from speakernet.data.sources import OPEN_FLAGS, AudioCache
 from speakernet.data.stores import PARTIAL, ShardError, Store
 from speakernet.files import exclusive, hold_lock, human_bytes, parallel_map, sha256_of
+from speakernet.random import numpy_generator
 
 logger = logging.getLogger(__name__)
 
 NUM_THREADS = 8
 HELD = "samples"
 SPACE_LOCK = "space.lock"
+FIRST_BLOCK = 1024
+"""Utterances in the first block of an epoch: training starts once the first shards have arrived,
+not the whole buffer."""
 
 
 # One cache for all processes of a machine, without a server: the files themselves are the state.
@@ -294,6 +297,54 @@ class RemoteSource(PackedSource):
         """See `AudioSource.rows`."""
         offsets, lengths = table.data_offsets, table.native_samples
         return RemoteRows(self.root, self.samples, offsets, lengths, is_mapped=False)
+
+
+# Why the order is shuffled in blocks. To read one crop at an address, its whole shard has to be
+# fetched, about a gigabyte, so neighbours in the order must come from few shards. The shards are in
+# random order, and only rows near each other in it are shuffled together: with 4,096 utterances to
+# a shard, the 65,536 of the default buffer are sixteen shards. We do not know whether that mixes
+# every corpus well enough; packing deals a list out over the shards (`stores.pack_to_address`), so
+# that each has many speakers.
+def plan_streams(sampler: Sampler, shards: ndarray, num_streams: int, *turn: int) -> Parts:
+    """An epoch of a corpus that is read shard by shard, with one stream per process.
+
+    The shards come in random order, and each stream gets a run of them (a shard at the border is in
+    two). Each stream is cut into blocks that hold `data.shuffle_buffer` utterances over all
+    streams, and each block is shuffled, or dealt into groups, like a whole corpus.
+
+    Args:
+        sampler: orders a block.
+        shards: the shard of each row of the list, int32 (rows,).
+        num_streams: 1, or the number of processes.
+        turn: the epoch; for one of several corpora, also the number of the pass over it in this
+            epoch. Both are counted from 0.
+    """
+    seed = sampler.seed
+    eligible = sampler.eligible
+    buffer = sampler.options.shuffle_buffer
+    place_of_shard = numpy_generator(seed, SHARDS, *turn).permutation(int(shards.max()) + 1)
+    places = place_of_shard[shards[eligible]]
+    # Stable, because the order of equal places could otherwise differ between versions of NumPy.
+    rows = eligible[np.argsort(places, kind="stable")]
+    rows = sampler.limit_speakers(rows)
+    first_block = buffer if sampler.needs_many_speakers else min(FIRST_BLOCK, buffer)
+    streams = []
+    for stream in range(num_streams):
+        start = len(rows) * stream // num_streams
+        stop = len(rows) * (stream + 1) // num_streams
+        size = max(1, first_block // num_streams)
+        blocks: list[ndarray] = []
+        # A stream without rows has one empty block.
+        while start < stop or not blocks:
+            random = numpy_generator(seed, BLOCK, *turn, stream, len(blocks))
+            blocks.append(sampler.units_of(random, rows[start : min(start + size, stop)]))
+            start += size
+            # Blocks double in size, so that training starts after a few shards and soon mixes a
+            # whole buffer.
+            size = min(2 * size, max(1, buffer // num_streams))
+        streams.append(np.concatenate(blocks))
+    ends = np.arange(1, num_streams + 1) / num_streams  # every stream has the same share of a batch
+    return Parts(streams, ends)
 
 
 def _copy_index(store: Store, name: str, folder: Path, digest: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from speakernet.data import sampling
-from speakernet.data.mixing import plan_mixture
+from speakernet.data.joined import plan_mixture
 from speakernet.data.options import DataOptions
 from speakernet.data.sampling import BalancedSampler, ShuffledSampler, Voices, rank_share
 from speakernet.random import KeyedRandom

@@ -15,12 +15,11 @@ from numpy.testing import assert_array_equal
 from speakernet.corpora.pack_inputs import open_inputs
 from speakernet.data import packing, sampling, stores
 from speakernet.data.lists import read_training_list
-from speakernet.data.mixing import plan_streams
 from speakernet.data.opening import open_source
 from speakernet.data.options import DataOptions
 from speakernet.data.packed import PackedError
 from speakernet.data.sampling import BalancedSampler, ShuffledSampler, rank_share
-from speakernet.data.shards import HEADER_BYTES
+from speakernet.data.shards import HEADER_BYTES, plan_streams
 from speakernet.data.stores import ShardError, Store
 from speakernet.files import hold_lock
 from tests.commands import run_command
