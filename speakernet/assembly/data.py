@@ -26,9 +26,8 @@ from speakernet.data import (
     sources,
     workers,
 )
-from speakernet.data.augment.augmenter import Augmenter
+from speakernet.data.augment.augmenter import Augmenter, build_augmenter
 from speakernet.data.augment.banks import clips_into_ram
-from speakernet.data.augment.building import build_augmenter
 from speakernet.data.augment.mixers import bytes_of_banks
 from speakernet.data.loader import TrainingLoader
 from speakernet.data.options import DataOptions

@@ -13,12 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy import ndarray
 
 from speakernet.data.lists import (
-    ByTable,
     ListError,
     NameIndex,
     StringTable,
@@ -65,7 +65,7 @@ def join(
     owners = np.repeat(np.arange(len(sizes), dtype=np.int16), sizes)
     # The corpora's own tables are kept, so that a million names need not be split again.
     tables = [listed.paths for listed in lists.values()]
-    source.splits.get(joined.paths, lambda: Split(owners, tables))
+    source.splits[joined.paths] = Split(owners, tables)
     return joined, source
 
 
@@ -121,7 +121,7 @@ class JoinedSource(AudioSource):
     ) -> None:
         super().__init__(" + ".join(sources), options.sample_rate)
         self.sources = dict(sources)
-        self.splits = ByTable[Split]()
+        self.splits = WeakKeyDictionary[StringTable, Split]()
         self.is_remote = any(source.is_remote for source in sources.values())
         self._lists = lists
         self._options = options
@@ -155,19 +155,19 @@ class JoinedSource(AudioSource):
         return lists
 
     def _split(self, names: StringTable) -> Split:
-        def make() -> Split:
-            numbers = {name.encode(): number for number, name in enumerate(self.sources)}
-            # Only lists such as a training list without its held-out speakers come here; the split
-            # of the whole list was stored when the corpora were joined.
-            pairs = [raw.partition(b"/")[::2] for raw in names.raws()]
-            owners = np.array([numbers[corpus] for corpus, _ in pairs], np.int16)
-            tables = []
-            for number in numbers.values():
-                rows = np.flatnonzero(owners == number)
-                tables.append(StringTable.from_bytes(pairs[row][1] for row in rows))
-            return Split(owners, tables)
-
-        return self.splits.get(names, make)
+        if names in self.splits:
+            return self.splits[names]
+        # Only lists such as a training list without its held-out speakers come here; the split of
+        # the whole list was stored when the corpora were joined.
+        numbers = {name.encode(): number for number, name in enumerate(self.sources)}
+        pairs = [raw.partition(b"/")[::2] for raw in names.raws()]
+        owners = np.array([numbers[corpus] for corpus, _ in pairs], np.int16)
+        tables = []
+        for number in numbers.values():
+            rows = np.flatnonzero(owners == number)
+            tables.append(StringTable.from_bytes(pairs[row][1] for row in rows))
+        self.splits[names] = Split(owners, tables)
+        return self.splits[names]
 
     def _look_up(self, names: StringTable, num_threads: int) -> LookupTable:
         split = self._split(names)

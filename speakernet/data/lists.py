@@ -11,22 +11,19 @@ import hashlib
 import itertools
 import operator
 import re
-import weakref
 import zlib
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from numpy import ndarray
 
 from speakernet.data.names import normal_name
 from speakernet.files import FileError, atomic_write, digest_of, open_regular, own_command, reading
-
-Value = TypeVar("Value")
 
 LONGEST_LINE_BYTES = 64 << 10  # A path has 4 KiB at most, a trial two of them.
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -198,14 +195,12 @@ class StringTable(Sequence[str]):
     def __iter__(self) -> Iterator[str]:
         return (raw.decode("utf-8", "surrogateescape") for raw in self.raws())
 
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, StringTable)
-            and np.array_equal(self.offsets, other.offsets)
-            and np.array_equal(self.content, other.content)
-        )
-
-    __hash__ = None  # type: ignore[assignment]
+    def equals(self, other: "StringTable") -> bool:
+        """Whether both have the same strings in the same order. `==` is identity, so that a source
+        can remember something about a table.
+        """
+        have_same_lengths = np.array_equal(self.offsets, other.offsets)
+        return have_same_lengths and np.array_equal(self.content, other.content)
 
 
 class NameIndex:
@@ -242,22 +237,6 @@ class NameIndex:
 # stored or sent.
 def _hashes_of(names: StringTable) -> ndarray:
     return np.fromiter(map(hash, names.raws()), np.int64, len(names))
-
-
-class ByTable(Generic[Value]):
-    """Remembers something about each table, for as long as the table is used."""
-
-    def __init__(self) -> None:
-        self._values: dict[int, Value] = {}
-
-    def get(self, names: StringTable, make: Callable[[], Value]) -> Value:
-        """What is remembered about `names`, made at the first call."""
-        key = id(names)
-        if key not in self._values:
-            self._values[key] = make()
-            # Python may reuse the id once the object is gone.
-            weakref.finalize(names, self._values.pop, key, None)
-        return self._values[key]
 
 
 def places_in_runs(counts: ndarray) -> ndarray:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy import ndarray
@@ -29,7 +30,7 @@ from speakernet.data.audio import (
     to_int16,
 )
 from speakernet.data.folders import UnicodeNames
-from speakernet.data.lists import ByTable, StringTable, TrainingList
+from speakernet.data.lists import StringTable, TrainingList
 from speakernet.data.lookup import LookupTable, build_lookup_table, default_cache_folder
 from speakernet.files import is_address
 from speakernet.machine.facts import usable_memory_bytes
@@ -112,8 +113,9 @@ class AudioSource(ABC):
     def __init__(self, root: str | Path, sample_rate: int = SAMPLE_RATE) -> None:
         self.root = str(root)
         self.sample_rate = sample_rate
-        self._tables = ByTable[LookupTable]()
-        self._levels = ByTable[ndarray]()
+        # By the list of names, for as long as the list is used.
+        self._tables = WeakKeyDictionary[StringTable, LookupTable]()
+        self._levels = WeakKeyDictionary[StringTable, ndarray]()
         self.warnings: dict[str, str] = {}
         """Of utterances that were read, by name: what a user should know about them."""
 
@@ -165,7 +167,9 @@ class AudioSource(ABC):
 
         The same `names` object gives the same table.
         """
-        return self._tables.get(names, lambda: self._look_up(names, num_threads))
+        if names not in self._tables:
+            self._tables[names] = self._look_up(names, num_threads)
+        return self._tables[names]
 
     def levels_db(self, names: StringTable) -> ndarray:
         """Mean power of the named utterances in dB relative to full scale, float32 (utterances,),
@@ -173,7 +177,7 @@ class AudioSource(ABC):
 
         The same `names` object gives the same array.
         """
-        return self._levels.get(names, lambda: np.full(len(names), np.nan, dtype=np.float32))
+        return self._levels.setdefault(names, np.full(len(names), np.nan, dtype=np.float32))
 
     @abstractmethod
     def _look_up(self, names: StringTable, num_threads: int) -> LookupTable: ...

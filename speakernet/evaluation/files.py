@@ -199,7 +199,7 @@ def _rows_of(ours: TrialList, theirs: TrialList) -> np.ndarray:
     # Both number names by first mention, so lists in the same order have equal tables and equal
     # rows.
     if (
-        ours.names == theirs.names
+        ours.names.equals(theirs.names)
         and np.array_equal(ours.enrol, theirs.enrol)
         and np.array_equal(ours.test, theirs.test)
     ):

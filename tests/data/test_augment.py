@@ -16,6 +16,7 @@ from speakernet.data.audio import AudioError, write_audio
 from speakernet.data.augment import banks as banks_module
 from speakernet.data.augment.augmenter import (
     Augmenter,
+    _describe_augmentation,
     mu_law_codec,
     response_grid,
     through_microphones,
@@ -33,7 +34,6 @@ from speakernet.data.augment.banks import (
     device_responses,
     noise_banks,
 )
-from speakernet.data.augment.building import _describe_augmentation
 from speakernet.data.augment.mixers import bytes_of_banks
 from speakernet.data.augment.options import AugmentOptions
 from speakernet.data.on_device import DeviceAudio

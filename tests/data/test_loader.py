@@ -19,7 +19,7 @@ from speakernet.config.schema import with_changes
 from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.data import workers
 from speakernet.data.audio import AudioError, audio_info, read_audio, write_audio
-from speakernet.data.augment.building import build_augmenter
+from speakernet.data.augment.augmenter import build_augmenter
 from speakernet.data.augment.mixers import bytes_of_banks
 from speakernet.data.batches import BatchMaker, BatchRequest, ResidentMaker
 from speakernet.data.loader import _on_second_stream
