@@ -17,7 +17,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -188,19 +188,11 @@ class CachedShard:
             os.close(file)
 
 
-class RemoteSamples(JoinedSamples):
-    """The samples of all shards of a cache."""
-
-    def __init__(self, cache: ShardCache) -> None:
-        super().__init__([CachedShard(cache, shard) for shard in range(len(cache.names))])
-        self.cache = cache
-
-
 class RemoteSource(PackedSource):
     """The utterances of a packed corpus at an address."""
 
     is_remote = True
-    samples: RemoteSamples
+    samples: JoinedSamples
 
     def __init__(
         self, root: str, sample_rate: int = SAMPLE_RATE, cache_gigabytes: float | None = None
@@ -250,13 +242,13 @@ class RemoteSource(PackedSource):
             (folder / HELD).mkdir(exist_ok=True)
         return open_index(folder)
 
-    def _open_samples(self) -> "RemoteSamples":
+    def _open_samples(self) -> JoinedSamples:
         names = tuple(read_description(self._folder).shards) or ("",)
         sizes = [read_description(self._folder / name).num_samples for name in names]
         self.shards = ShardCache(
             self.root, self._folder, names, np.array(sizes), self._budget_bytes
         )
-        return RemoteSamples(self.shards)
+        return JoinedSamples([CachedShard(self.shards, shard) for shard in range(len(names))])
 
     def shards_of(self, table: LookupTable) -> ndarray:
         """The shard of each row of a table of this source, int32 (rows,)."""
@@ -296,7 +288,7 @@ class RemoteSource(PackedSource):
     ) -> "RemoteRows":
         """See `AudioSource.rows`."""
         offsets, lengths = table.data_offsets, table.native_samples
-        return RemoteRows(self.root, self.samples, offsets, lengths, is_mapped=False)
+        return RemoteRows(self.root, self.samples, offsets, lengths, False, cache=self.shards)
 
 
 # Why the order is shuffled in blocks. To read one crop at an address, its whole shard has to be
@@ -370,7 +362,8 @@ class RemoteRows(PackedRows):
     """Rows of a list read from a packed corpus at an address."""
 
     is_remote = True
-    samples: RemoteSamples
+    samples: JoinedSamples
+    cache: ShardCache = field(kw_only=True)
 
     def shards_of(self, rows: ndarray) -> list[int]:
         """The shards of some rows, each once."""
@@ -383,7 +376,7 @@ class RemoteRows(PackedRows):
         utterance.
         """
         for shard in self.shards_of(rows):
-            self.samples.cache.hold(shard)
+            self.cache.hold(shard)
         return super().fill(rows, starts, out)
 
     def ahead(
@@ -420,7 +413,7 @@ class ShardsAhead(WrappedMaker):
         # requests for as long as their shards fit into this process's part of the cache, and
         # threads fetch those that are missing. Nothing here waits: a batch whose shard has not
         # arrived waits for it when its samples are read.
-        cache = self._rows.samples.cache
+        cache = self._rows.cache
         budget = cache.budget_bytes // distributed.local_world_size()
         last_use: dict[int, int] = {}
         asked = 0
@@ -450,4 +443,4 @@ class ShardsAhead(WrappedMaker):
     def _hold(self, shard: int) -> None:
         # The reader of the shard tries again and reports the error.
         with contextlib.suppress(ShardError):
-            self._rows.samples.cache.hold(shard)
+            self._rows.cache.hold(shard)

@@ -42,7 +42,7 @@ from speakernet.data.augment.banks import (
     transform_samples,
 )
 from speakernet.data.augment.codecs import CODECS, Coding, encode_and_decode, resample
-from speakernet.data.augment.mixers import DeviceMixer, Drawn, HostMixer, Mixer
+from speakernet.data.augment.mixers import DeviceMixer, Drawn, HostMixer
 from speakernet.data.augment.options import AUGMENTATIONS, AugmentOptions
 from speakernet.data.lookup import LookupTable
 from speakernet.data.on_device import DeviceAudio, send
@@ -178,7 +178,7 @@ class Augmenter:
         }
         self._seed = seed
         self._is_classic = options.style == "classic"
-        self.mixer: Mixer = HostMixer(self.banks, rirs, self._is_classic)
+        self.mixer: HostMixer | DeviceMixer = HostMixer(self.banks, rirs, self._is_classic)
         # Augmentations from plugins, in the order of the configuration.
         self._plugins = []
         for name, values in options.components.items():
