@@ -62,7 +62,6 @@ pauses and stops."""
 def find_speech(
     waveform: np.ndarray | Iterable[np.ndarray],
     sample_rate: int,
-    detector: str | None = None,
     *,
     min_gap_seconds: float = MIN_GAP_SECONDS,
 ) -> np.ndarray:
@@ -72,7 +71,6 @@ def find_speech(
         waveform: (samples,) in -1..1, or the consecutive pieces of a long recording, best of
             `PIECE_SECONDS`.
         sample_rate: in Hz.
-        detector: `SILERO` or `ENERGY`; by default `default_detector()`.
         min_gap_seconds: stretches closer than this, padding included, are joined.
 
     Returns:
@@ -82,17 +80,17 @@ def find_speech(
     >>> find_speech(np.zeros(16000, dtype=np.float32), 16000).shape
     (0, 2)
     """
-    scores, seconds = frame_scores(waveform, sample_rate, detector)
+    scores, seconds = frame_scores(waveform, sample_rate)
     return stretches(scores, seconds, min_gap_seconds=min_gap_seconds)
 
 
 def frame_scores(
-    waveform: np.ndarray | Iterable[np.ndarray], sample_rate: int, detector: str | None = None
+    waveform: np.ndarray | Iterable[np.ndarray], sample_rate: int
 ) -> tuple[np.ndarray, float]:
     """How surely each frame of `FRAME_SECONDS` is speech, (frames,) in 0..1, and the duration in
     seconds; see `find_speech`.
     """
-    name = detector or default_detector()
+    name = default_detector()
     # Each piece is searched by itself, so that a long recording need not be in memory. The network
     # forgets what came before a cut, which matters little once in five minutes.
     scores = [np.zeros(0)]
@@ -316,13 +314,9 @@ def read_speech(
 
 
 def speech_of(
-    waveform: np.ndarray,
-    sample_rate: int,
-    detector: str | None = None,
-    *,
-    min_gap_seconds: float = MIN_GAP_SECONDS,
+    waveform: np.ndarray, sample_rate: int, *, min_gap_seconds: float = MIN_GAP_SECONDS
 ) -> np.ndarray:
     """The speech in a waveform, (samples,), joined; empty if there is none."""
-    spoken = find_speech(waveform, sample_rate, detector, min_gap_seconds=min_gap_seconds)
+    spoken = find_speech(waveform, sample_rate, min_gap_seconds=min_gap_seconds)
     edges = sample_edges(spoken, sample_rate)
     return np.concatenate([waveform[:0], *(waveform[start:stop] for start, stop in edges)])

@@ -10,7 +10,7 @@ import torch
 
 from speakernet.data import speech
 from speakernet.data.audio import read_audio
-from speakernet.data.speech import ENERGY, SILERO, find_speech, speech_of, speech_probabilities
+from speakernet.data.speech import find_speech, speech_of, speech_probabilities
 
 
 def test_same_as_its_package():
@@ -47,12 +47,12 @@ def test_voice_after_noise(shared_data):
     for a long time; rain alone is no voice.
     """
     path = sorted((shared_data / "speechocean_mini" / "dev").glob("*/*.flac"))[0]
-    voice = speech_of(read_audio(path), 16000, SILERO)
+    voice = speech_of(read_audio(path), 16000)
     rain = read_audio(sorted((shared_data / "noise_mini").rglob("rain/*.*"))[0])
-    assert len(find_speech(rain, 16000, SILERO)) == 0
+    assert len(find_speech(rain, 16000)) == 0
     noise = np.resize(rain, 15 * 16000)
     noise *= np.sqrt(np.square(voice).mean() / np.square(noise).mean())
-    spoken = find_speech(np.concatenate([noise, voice]), 16000, SILERO)
+    spoken = find_speech(np.concatenate([noise, voice]), 16000)
     assert spoken[0, 0] == pytest.approx(15.0, abs=0.3)
 
 
@@ -67,18 +67,18 @@ def test_stretches_of_speech():
     assert len(speech.stretches(scores, 10.0, begin=0.3, end=0.2)) == 2
 
 
-def test_doubtful_speech(monkeypatch):
-    for probability, expected in ((0.8, 0), (0.9, 1)):
-        monkeypatch.setattr(
-            speech, "speech_probabilities", lambda _, value=probability: np.full(62, value)
-        )
-        assert len(find_speech(np.zeros(32000, np.float32), 16000, SILERO)) == expected
+@pytest.mark.parametrize(("probability", "expected"), [(0.8, 0), (0.9, 1)])
+def test_doubtful_speech(monkeypatch, probability, expected):
+    monkeypatch.setattr(speech, "_network", lambda: lambda _: torch.full((62,), probability))
+    assert len(find_speech(np.zeros(32000, np.float32), 16000)) == expected
 
 
-def test_offset_rate_and_pieces():
+def test_offset_rate_and_pieces(monkeypatch):
     """An offset, another sample rate, a gain and the division into pieces do not move what is found
-    by energy.
+    by energy, as without the network's weights.
     """
+    monkeypatch.setattr(speech, "_network", lambda: None)
+    assert speech.default_detector() == speech.ENERGY
     random = np.random.default_rng(1)
     is_loud = np.repeat([False, True, False, True, False], [16000, 32000, 16000, 16000, 16000])
     waveform = (np.where(is_loud, 0.1, 0.001) * random.standard_normal(len(is_loud))).astype(
@@ -92,11 +92,11 @@ def test_offset_rate_and_pieces():
         # As loud as after a simulated microphone.
         (100 * waveform, 16000),
     ):
-        assert find_speech(changed, rate, ENERGY) == pytest.approx(expected, abs=0.07)
-    assert find_speech(iter(np.split(waveform, [48000])), 16000, ENERGY) == pytest.approx(
+        assert find_speech(changed, rate) == pytest.approx(expected, abs=0.07)
+    assert find_speech(iter(np.split(waveform, [48000])), 16000) == pytest.approx(
         expected, abs=0.07
     )
-    assert len(speech_of(waveform, 16000, ENERGY)) == pytest.approx(3.4 * 16000, abs=2000)
+    assert len(speech_of(waveform, 16000)) == pytest.approx(3.4 * 16000, abs=2000)
 
 
 def test_no_speech():

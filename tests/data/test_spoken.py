@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from speakernet.data import speech
 from speakernet.data.audio import write_audio
 from speakernet.data.lists import StringTable
 from speakernet.data.sources import FolderSource
@@ -55,8 +54,3 @@ def test_one_search_for_each_source(source):
 def test_no_training(source):
     with pytest.raises(ValueError, match="whole recordings"):
         cut_to_speech(source).rows(StringTable.from_strings(["speech.wav"]), None)
-
-
-def test_energy_where_weights_are_missing(monkeypatch):
-    monkeypatch.setattr(speech, "_network", lambda: None)
-    assert speech.default_detector() == speech.ENERGY

@@ -294,7 +294,7 @@ class DeviceMixer:
         waveforms.index_copy_(0, rows, reverberated)
 
     def add_noises(self, waveforms: Tensor, drawn: Drawn) -> None:
-        """Add every source to its utterance. The sources of an utterance are one run of rows, and one
+        """Add every source to its utterance. An utterance's sources are one run of rows, and one
         call sums all runs; for an utterance without sources the sum is zero.
         """
         if not len(drawn.clips):
