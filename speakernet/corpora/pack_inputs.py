@@ -34,13 +34,11 @@ from speakernet.data.lists import (
     BYTE_ORDER_MARK,
     MAX_SPEAKER_BYTES,
     RAW_LIST,
-    SEGMENTS,
     UTT2SPK,
     WAV_SCP,
     ListError,
     ListFile,
     NameIndex,
-    Recordings,
     StringTable,
     not_a_file,
     read_training_list,
@@ -67,6 +65,10 @@ HEAD_BYTES = 65_536
 SHOWN_CHARACTERS = 120  # of a malformed value
 
 
+Recordings = tuple[StringTable, StringTable, StringTable | None]
+"""Utterances, the file of each (absolute or relative to the working directory), and its speaker."""
+
+
 class FileInput(PackInput):
     """Files by name: all recordings, or the listed ones; relative paths are below `root` or the
     working directory.
@@ -74,14 +76,13 @@ class FileInput(PackInput):
 
     def __init__(
         self,
-        recordings: Recordings,
+        names: StringTable,
+        files: StringTable,
+        speakers: StringTable | None,
         description: str,
         listed: StringTable | None = None,
         root: str = "",
     ) -> None:
-        names = recordings.names
-        files = recordings.files
-        speakers = recordings.speakers
         if listed is not None:
             rows = NameIndex(names).find(listed)
             names = listed
@@ -111,7 +112,7 @@ class FolderInput(FileInput):
             for name in names:
                 checked_relative(name)
         files = UnicodeNames(root).table(names)
-        super().__init__(Recordings(names, files), str(root), root=str(root))
+        super().__init__(names, files, None, str(root), root=str(root))
 
 
 class ArchiveInput(PackInput):
@@ -201,9 +202,9 @@ def open_inputs(
         if kind == FOLDER:
             return FolderInput(path, listed)
         if kind == KALDI:
-            return FileInput(_read_kaldi_folder(path), str(path), listed)
+            return FileInput(*_read_kaldi_folder(path), str(path), listed)
         if kind == RAW_LIST:
-            return FileInput(read_raw_list(path), str(path), listed)
+            return FileInput(*read_raw_list(path), str(path), listed)
     archives: list[Path] = []
     for path, kind in kinds.items():
         if kind == SHARD_LIST:
@@ -275,20 +276,14 @@ def _open(*paths: Path) -> IO[bytes]:
 
 def _read_kaldi_folder(folder: Path) -> Recordings:
     """The recordings of a Kaldi folder, with speakers if it has an `utt2spk`."""
-    if (folder / SEGMENTS).exists():
-        raise ListError(
-            f"{folder / SEGMENTS}: segments of recordings are not supported; save each as its own "
-            "file (Kaldi: utils/data/extract_wav_segments_data_dir.sh) and give that folder"
-        )
-    recordings = read_wav_scp(folder / WAV_SCP)
-    NameIndex(recordings.names).refuse_repeated(folder / WAV_SCP)
+    index, files = read_wav_scp(folder)
     if not (folder / UTT2SPK).is_file():
-        return recordings
+        return index.names, files, None
     listed = read_training_list(folder)
-    rows = NameIndex(listed.paths).find(recordings.names)
+    rows = NameIndex(listed.paths).find(index.names)
     # An utterance without a speaker has row -1, which gives an empty name.
     speakers = listed.speakers.take(np.where(rows < 0, rows, listed.labels[rows]))
-    return Recordings(recordings.names, recordings.files, speakers)
+    return index.names, files, speakers
 
 
 def read_raw_list(path: Path) -> Recordings:
@@ -311,7 +306,7 @@ def read_raw_list(path: Path) -> Recordings:
         raise ListError(f"{path}: the list is empty; expected {EXPECTED_RAW} per line")
     names, files, speakers = map(StringTable.from_strings, zip(*rows, strict=True))
     NameIndex(names).refuse_repeated(path)
-    return Recordings(names, files, speakers)
+    return names, files, speakers
 
 
 def _raw_problem(row: Any) -> str:

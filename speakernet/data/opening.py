@@ -6,15 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from speakernet.data.audio import SAMPLE_RATE, AudioError
-from speakernet.data.lists import (
-    SEGMENTS,
-    UTT2SPK,
-    WAV_SCP,
-    ListError,
-    NameIndex,
-    StringTable,
-    read_wav_scp,
-)
+from speakernet.data.lists import UTT2SPK, WAV_SCP, StringTable, read_wav_scp
 from speakernet.data.lookup import LookupTable
 from speakernet.data.packed import PackedSource, is_packed, partial_of
 from speakernet.data.sources import AudioSource, FolderSource
@@ -50,18 +42,9 @@ class KaldiSource(FolderSource):
         super().__init__(
             Path.cwd(), sample_rate, keep_lookup=keep_lookup, show_progress=show_progress
         )
-        if (Path(root) / SEGMENTS).exists():
-            raise ListError(
-                f"{Path(root) / SEGMENTS}: segments of recordings are not supported; save each as "
-                "its own file (Kaldi: utils/data/extract_wav_segments_data_dir.sh) and give that "
-                "folder"
-            )
         self._wav_scp = Path(root) / WAV_SCP
-        recordings = read_wav_scp(self._wav_scp)
-        self.names = recordings.names
-        self.files = recordings.files
-        self._index = NameIndex(self.names)
-        self._index.refuse_repeated(self._wav_scp)
+        self._index, self.files = read_wav_scp(root)
+        self.names = self._index.names
 
     @property
     def place(self) -> str:

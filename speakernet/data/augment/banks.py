@@ -222,9 +222,7 @@ def open_responses(root: str | Path, sample_rate: int, *, is_fast: bool = False)
         AudioError: there is no usable file.
     """
     source, listed = _open_bank(root, sample_rate)
-    names = StringTable.from_strings(
-        name for name in listed if not any(mark in f"/{name}" for mark in NOISES_AMONG_RIRS)
-    )
+    names = StringTable.from_strings(name for name in listed if not _is_noise(name))
     if num_noises := len(listed) - len(names):
         logger.warning("%s: %s skipped: noises, not RIRs", root, counted(num_noises, "file"))
 
@@ -233,6 +231,10 @@ def open_responses(root: str | Path, sample_rate: int, *, is_fast: bool = False)
 
     expected = "room impulse responses"
     return _check_files(expected, source, names, check, reads_samples=not is_fast)
+
+
+def _is_noise(name: str) -> bool:
+    return any(mark in f"/{name}" for mark in NOISES_AMONG_RIRS)
 
 
 def _open_bank(root: str | Path, sample_rate: int) -> tuple[AudioSource, StringTable]:
