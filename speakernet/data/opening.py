@@ -35,13 +35,9 @@ class KaldiSource(FolderSource):
     working directory.
     """
 
-    def __init__(
-        self, root: str | Path, sample_rate: int, *, keep_lookup: bool, show_progress: bool
-    ) -> None:
+    def __init__(self, root: str | Path, sample_rate: int, *, show_progress: bool) -> None:
         """Read the folder's `wav.scp`; no audio is opened."""
-        super().__init__(
-            Path.cwd(), sample_rate, keep_lookup=keep_lookup, show_progress=show_progress
-        )
+        super().__init__(Path.cwd(), sample_rate, show_progress=show_progress)
         self._wav_scp = Path(root) / WAV_SCP
         self._index, self.files = read_wav_scp(root)
         self.names = self._index.names
@@ -82,7 +78,6 @@ def open_source(
     sample_rate: int = SAMPLE_RATE,
     *,
     shard_cache_gigabytes: float | None = None,
-    keep_lookup: bool = True,
     show_progress: bool = False,
 ) -> AudioSource:
     """The source at `root`: a packed corpus, here or at an address, a folder with a `wav.scp`, or a
@@ -111,4 +106,4 @@ def open_source(
             f"{root} --write-list LIST` makes a packed corpus of them"
         )
     folder_source = KaldiSource if is_kaldi(root) else FolderSource
-    return folder_source(root, sample_rate, keep_lookup=keep_lookup, show_progress=show_progress)
+    return folder_source(root, sample_rate, show_progress=show_progress)

@@ -44,7 +44,7 @@ def corpus(folder, tmp_path):
 
 
 def test_utterances(folder, corpus):
-    files = FolderSource(folder, keep_lookup=False)
+    files = FolderSource(folder)
     packed = open_source(corpus)
     assert isinstance(packed, PackedSource) and len(packed) == len(NAMES)
     for name in NAMES:

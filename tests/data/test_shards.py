@@ -64,7 +64,7 @@ def held(source):
 
 def test_writers_and_reader(store, tiny_corpus, tmp_path):
     address = f"file://{store}"
-    files = open_source(tiny_corpus, keep_lookup=False)
+    files = open_source(tiny_corpus)
     source = open_source(address)
     names = read_training_list(tiny_corpus / "train_list.txt").paths
     assert source.shards_of(source.lookup_table(names)).tolist() == [
@@ -294,7 +294,7 @@ def test_resuming(packed, tiny_corpus):
     resumed.load_state_dict(state)
     after = [*begun, *resumed]
     assert len(after) == len(straight) == 8
-    files = open_source(tiny_corpus, keep_lookup=False)
+    files = open_source(tiny_corpus)
     for left, right in zip(straight, after, strict=True):
         assert torch.equal(left.waveforms, right.waveforms) and torch.equal(
             left.indices, right.indices
@@ -315,7 +315,7 @@ def test_real_object_storage(tiny_corpus, tmp_path, monkeypatch):
     import s3fs
 
     names = read_training_list(tiny_corpus / "train_list.txt").paths
-    files = open_source(tiny_corpus, keep_lookup=False)
+    files = open_source(tiny_corpus)
     address = "s3://bucket/corpus"
     with object_store(monkeypatch) as faults:
         for writer in ("1/2", "2/2"):

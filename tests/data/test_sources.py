@@ -32,7 +32,7 @@ NAMES = StringTable.from_strings(["plain.wav", "b.flac", "stereo.wav", "short.wa
 @pytest.mark.parametrize("cache", [None, AudioCache(1 << 20)])
 @pytest.mark.parametrize("dtype", [np.float32, np.int16])
 def test_rows(folder, dtype, cache):
-    source = FolderSource(folder, keep_lookup=False)
+    source = FolderSource(folder)
     reader = source.rows(NAMES, source.lookup_table(NAMES), cache)
     # The second and the last crop continue at the recording's beginning.
     starts = np.array([0, 7900, 4000, 600])
@@ -73,7 +73,7 @@ def test_cached_lookup(folder, tmp_path, monkeypatch):
 
 
 def test_files_that_change_or_vanish(folder):
-    source = FolderSource(folder, keep_lookup=False)
+    source = FolderSource(folder)
     reader = source.rows(NAMES, source.lookup_table(NAMES))
     write_audio(folder / "plain.wav", np.full(1000, 0.25))
     out = np.empty((1, 2000), dtype=np.float32)
@@ -86,7 +86,7 @@ def test_files_that_change_or_vanish(folder):
 
 
 def test_missing(folder):
-    source = open_source(folder, keep_lookup=False)
+    source = open_source(folder)
     assert source.missing(
         StringTable.from_strings(["plain.wav", "no", "b.flac", "neither"])
     ).tolist() == [1, 3]
