@@ -122,7 +122,6 @@ class JoinedSource(AudioSource):
         super().__init__(" + ".join(sources), options.sample_rate)
         self.sources = dict(sources)
         self.splits = WeakKeyDictionary[StringTable, Split]()
-        self.is_remote = any(source.is_remote for source in sources.values())
         self._lists = lists
         self._options = options
         self._samplers: dict[str, Sampler] = {}

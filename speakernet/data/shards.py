@@ -191,7 +191,6 @@ class CachedShard:
 class RemoteSource(PackedSource):
     """The utterances of a packed corpus at an address."""
 
-    is_remote = True
     samples: JoinedSamples
 
     def __init__(

@@ -107,9 +107,6 @@ class AudioCache:
 class AudioSource(ABC):
     """Mono audio by name, at one rate."""
 
-    is_remote = False
-    """Whether audio is read shard by shard from an address (`shards.py`)."""
-
     def __init__(self, root: str | Path, sample_rate: int = SAMPLE_RATE) -> None:
         self.root = str(root)
         self.sample_rate = sample_rate
@@ -211,6 +208,7 @@ class RowReader(ABC):
     counts: Mapping[str, int] = MappingProxyType({})
     """Counts of a reader of files: changed files, cache hits and misses."""
     is_remote = False
+    """Whether audio is read shard by shard from an address (`shards.py`)."""
 
     @property
     def is_on_disk(self) -> bool:

@@ -36,7 +36,6 @@ class SpokenSource(AudioSource):
     def __init__(self, source: AudioSource) -> None:
         super().__init__(source.root, source.sample_rate)
         self.source = source
-        self.is_remote = source.is_remote
         self._edges: dict[str, ndarray] = {}
 
     @property
