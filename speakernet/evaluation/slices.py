@@ -16,7 +16,7 @@ from speakernet.data.audio import AudioError
 from speakernet.data.levels import FRAME_SECONDS, frame_powers, power_ratio_db
 from speakernet.data.lists import StringTable, TrialList
 from speakernet.data.sources import AudioSource
-from speakernet.data.spoken import cut_to_speech
+from speakernet.data.speech import cut_to_speech
 from speakernet.evaluation.embedding import checked_lengths, reader_threads
 from speakernet.evaluation.figures import (
     ALWAYS_SHOWN_PRIORS,

@@ -74,7 +74,7 @@ def test_lists_are_whole_unless_speech_is_asked_for(tiny_corpus, tmp_path, model
     """`detected` scores the list as if its recordings had been cut before."""
     cut = tmp_path / "cut"
     edges = np.array([[0.2, 0.9]])
-    monkeypatch.setattr("speakernet.data.spoken.find_speech", lambda *_: edges)
+    monkeypatch.setattr("speakernet.data.speech.find_speech", lambda *_: edges)
     for path in tiny_corpus.glob("*/*.wav"):
         name = cut / path.relative_to(tiny_corpus)
         write_audio(name, read_audio(path)[3200:14400])
@@ -99,7 +99,7 @@ def test_training_calibrates_for_detected_speech(tiny_corpus, tmp_path, model, m
         searched.append(sum(len(piece) for piece in pieces) / sample_rate)
         return np.array([[0.0, searched[-1] / 2]])
 
-    monkeypatch.setattr("speakernet.data.spoken.find_speech", first_half)
+    monkeypatch.setattr("speakernet.data.speech.find_speech", first_half)
     trials = tiny_corpus / "trials.txt"
     config = configure(tiny_corpus, tmp_path, f"--evaluation.calibration_list {trials}")
     results = evaluated(config, model, after_training=True).results

@@ -6,7 +6,7 @@ import pytest
 from speakernet.data.audio import write_audio
 from speakernet.data.lists import StringTable
 from speakernet.data.sources import FolderSource
-from speakernet.data.spoken import cut_to_speech
+from speakernet.data.speech import cut_to_speech
 
 RATE = 16000
 EDGES = np.array([[0.5, 1.5], [2.0, 2.25]])
@@ -25,7 +25,7 @@ def source(tmp_path, monkeypatch):
         is_speech = sum(float(piece.sum()) for piece in pieces) > 0
         return EDGES if is_speech else np.zeros((0, 2))
 
-    monkeypatch.setattr("speakernet.data.spoken.find_speech", found)
+    monkeypatch.setattr("speakernet.data.speech.find_speech", found)
     return FolderSource(str(tmp_path), RATE)
 
 
