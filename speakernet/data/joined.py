@@ -13,12 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy import ndarray
 
 from speakernet.data.lists import (
+    ByTable,
     ListError,
     NameIndex,
     StringTable,
@@ -121,7 +121,7 @@ class JoinedSource(AudioSource):
     ) -> None:
         super().__init__(" + ".join(sources), options.sample_rate)
         self.sources = dict(sources)
-        self.splits = WeakKeyDictionary[StringTable, Split]()
+        self.splits = ByTable[Split]()
         self._lists = lists
         self._options = options
         self._samplers: dict[str, Sampler] = {}

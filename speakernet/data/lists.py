@@ -17,13 +17,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy import ndarray
 
 from speakernet.data.names import normal_name
 from speakernet.files import FileError, atomic_write, digest_of, open_regular, own_command, reading
+
+Value = TypeVar("Value")
 
 LONGEST_LINE_BYTES = 64 << 10  # A path has 4 KiB at most, a trial two of them.
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -201,6 +204,15 @@ class StringTable(Sequence[str]):
         """
         have_same_lengths = np.array_equal(self.offsets, other.offsets)
         return have_same_lengths and np.array_equal(self.content, other.content)
+
+
+class ByTable(WeakKeyDictionary[StringTable, Value]):
+    """Remembers something about each table, for as long as the table is used; nothing in another
+    process, which has tables of its own.
+    """
+
+    def __reduce__(self) -> Any:
+        return ByTable, ()
 
 
 class NameIndex:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy import ndarray
@@ -30,7 +29,7 @@ from speakernet.data.audio import (
     to_int16,
 )
 from speakernet.data.folders import UnicodeNames
-from speakernet.data.lists import StringTable, TrainingList
+from speakernet.data.lists import ByTable, StringTable, TrainingList
 from speakernet.data.lookup import LookupTable, build_lookup_table, default_cache_folder
 from speakernet.files import is_address
 from speakernet.machine.facts import usable_memory_bytes
@@ -110,9 +109,8 @@ class AudioSource(ABC):
     def __init__(self, root: str | Path, sample_rate: int = SAMPLE_RATE) -> None:
         self.root = str(root)
         self.sample_rate = sample_rate
-        # By the list of names, for as long as the list is used.
-        self._tables = WeakKeyDictionary[StringTable, LookupTable]()
-        self._levels = WeakKeyDictionary[StringTable, ndarray]()
+        self._tables = ByTable[LookupTable]()
+        self._levels = ByTable[ndarray]()
         self.warnings: dict[str, str] = {}
         """Of utterances that were read, by name: what a user should know about them."""
 
