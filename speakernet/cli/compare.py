@@ -27,18 +27,18 @@ from speakernet.evaluation.figures import (
     compare_scores,
     short_names,
 )
-from speakernet.evaluation.files import (
+from speakernet.evaluation.files import read_results
+from speakernet.evaluation.options import UNIT_COST, EvaluationOptions
+from speakernet.evaluation.results import headline
+from speakernet.evaluation.speakers import speakers_of
+from speakernet.evaluation.systems import (
     chosen_on_reported,
     common_costs,
     configuration_of,
     find_scores,
     is_other_seed,
     list_in_common,
-    read_results,
 )
-from speakernet.evaluation.options import UNIT_COST, EvaluationOptions
-from speakernet.evaluation.results import headline
-from speakernet.evaluation.speakers import speakers_of
 from speakernet.options import default_of
 from speakernet.run_folder import RESULTS
 

@@ -4,7 +4,7 @@ what remains of an earlier report of the same run.
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,15 +17,13 @@ from speakernet.data.lists import TrainingList, TrialList
 from speakernet.data.names import folders_of, one_word
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation.calibration import FITTED_ON_REPORTED
-from speakernet.evaluation.evaluate import CALIBRATION_LIST, ScoringParts
 from speakernet.evaluation.figures import CHOSEN_ON_REPORTED, cautions
-from speakernet.evaluation.files import read_results
+from speakernet.evaluation.further import CALIBRATION_LIST, ScoringParts
 from speakernet.evaluation.results import Results
 from speakernet.evaluation.shortcuts import ADVICE, describe, is_notable
 from speakernet.evaluation.speakers import Speakers
 from speakernet.files import sha256_of
 from speakernet.machine.facts import system_info
-from speakernet.run_folder import BEST, RESULTS, evaluation_folder
 from speakernet.terminal import MAX_NAMED, counted
 
 
@@ -98,38 +96,6 @@ def with_training_lists(
         "hours": round(num_samples / table.sample_rate / 3600, 2),
     }
     return replace(results, lists=lists, training=amounts)
-
-
-def earlier_report(
-    run_folder: Path, now: Mapping[str, str], beside: Mapping[str, str]
-) -> tuple[Results, list[tuple[str, str]]]:
-    """The report of the run's best model, if there is one, and role and name of the lists whose
-    contents have changed since.
-
-    `now` has the current SHA-256 by role, `beside` that of the other test lists by name.
-    """
-    earlier = read_results(run_folder / RESULTS)
-    changed = _changed_lists(earlier, now)
-    for name, sha256 in beside.items():
-        other = read_results(evaluation_folder(run_folder, name) / RESULTS)
-        changed += _changed_lists(other, {"trials": sha256})
-    # A report that was followed by more training is older than the model; dates would not show this
-    # in a copied folder.
-    best = run_folder / BEST
-    reported = (earlier.checkpoint or {}).get("sha256")
-    if changed and best.is_file() and sha256_of(best) == reported:
-        return earlier, changed
-    return Results(), []
-
-
-def _changed_lists(results: Results, now: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Role and name of the lists of a report whose SHA-256 differs from the current one."""
-    changed = []
-    for listed in results.lists or []:
-        role = listed["role"]
-        if role in now and listed["sha256"] != now[role]:
-            changed.append((role, listed["name"]))
-    return changed
 
 
 def with_earlier_lists(results: Results, earlier: Results, changed: Sequence[str]) -> Results:

@@ -28,9 +28,9 @@ from speakernet.evaluation.embedding import (
     save_embeddings,
     store_key,
 )
-from speakernet.evaluation.evaluate import fit_for_verifying
 from speakernet.evaluation.figures import WORSE_THAN_CHANCE, figures
 from speakernet.evaluation.fitting import Fit, fit_scores
+from speakernet.evaluation.further import fit_for_verifying
 from speakernet.evaluation.results import FEW_TARGETS, Results
 from speakernet.evaluation.scoring import VERIFYING, Plda, mean_embeddings, verifying_backend
 from speakernet.evaluation.several import SeveralRecordings, fit_several_on_people

@@ -402,7 +402,7 @@ class Quality:
     seconds: float
     speech_seconds: float
     snr_db: float
-    """Computed as `speakernet.evaluation.slices.signal_to_noise_ratios` does."""
+    """Computed as `speakernet.data.levels.signal_to_noise_ratios` does."""
     warnings: tuple[str, ...]
     """Each begins with its cause and a colon."""
     digest: str

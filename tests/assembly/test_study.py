@@ -15,9 +15,9 @@ from speakernet.cli import main
 from speakernet.cli import study as cli_study
 from speakernet.config import load_config
 from speakernet.data.lists import read_training_list, read_trials
-from speakernet.evaluation.files import write_scores
 from speakernet.evaluation.metrics import eer
 from speakernet.evaluation.results import Results
+from speakernet.evaluation.score_files import write_scores
 from speakernet.evaluation.study import name_of_files, read_plan
 from speakernet.options import PLUGIN_MODULES
 

@@ -25,10 +25,10 @@ from speakernet.evaluation.figures import (
     over_seeds,
     p_value_of,
 )
-from speakernet.evaluation.files import read_scores, scores_for, write_scores
 from speakernet.evaluation.metrics import eer
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import GroupResult, Results, SliceResult, SweepResult
+from speakernet.evaluation.score_files import read_scores, scores_for, write_scores
 from speakernet.evaluation.speakers import speakers_of
 from tests.commands import run_command
 from tests.evaluation.report_runs import make_trials, trials_of

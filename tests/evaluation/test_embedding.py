@@ -18,6 +18,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from speakernet.data import windows
 from speakernet.data.audio import AudioError, write_audio
 from speakernet.data.augment.banks import RirBank, noise_banks
+from speakernet.data.levels import FRAME_SECONDS
 from speakernet.data.lists import StringTable, read_trials
 from speakernet.data.opening import open_source
 from speakernet.data.sources import FolderSource
@@ -177,7 +178,7 @@ def test_subset(tiny_corpus):
 
 
 RATE = 16000
-FRAME = round(slices.FRAME_SECONDS * RATE)
+FRAME = round(FRAME_SECONDS * RATE)
 LONG_MINUTES = 10
 WHOLE_BYTES = LONG_MINUTES * 60 * RATE * 4
 
