@@ -32,8 +32,14 @@ from speakernet.evaluation.embedding import (
 )
 from speakernet.evaluation.evaluate import evaluate
 from speakernet.evaluation.files import Evaluation
-from speakernet.evaluation.further import ScoringParts, calibrate, scores_of_audio, with_groups
-from speakernet.evaluation.provenance import with_provenance, with_training_lists
+from speakernet.evaluation.further import (
+    ScoringParts,
+    calibrate,
+    scores_of_audio,
+    with_groups,
+    with_provenance,
+    with_training_lists,
+)
 from speakernet.evaluation.scoring import verifying_backend
 from speakernet.evaluation.slices import read_metadata
 from speakernet.evaluation.speakers import speakers_of

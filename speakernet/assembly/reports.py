@@ -23,7 +23,7 @@ from speakernet.config import Config, ConfigError, LoadedConfig
 from speakernet.distributed import refuse_differences
 from speakernet.evaluation.figures import compare_scores
 from speakernet.evaluation.files import Evaluation
-from speakernet.evaluation.provenance import with_earlier_lists
+from speakernet.evaluation.further import with_earlier_lists
 from speakernet.evaluation.report import write_evaluation
 from speakernet.evaluation.results import Results, headline
 from speakernet.files import sha256_of

@@ -1,20 +1,32 @@
 """What an evaluation adds to the figures of a list besides those of every validation: a calibration
-fitted on a list, figures of parts of the trials, of what is not the voice, and of degraded audio.
+fitted on a list; figures of parts of the trials, of what is not the voice, and of degraded audio;
+and where all of them come from.
 """
 
 import contextlib
 import functools
 import logging
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from speakernet.data.lists import TrialList
+import speakernet
+from speakernet import distributed
+from speakernet.data.lists import TrainingList, TrialList
+from speakernet.data.names import folders_of, one_word
 from speakernet.data.sources import AudioSource
-from speakernet.evaluation.calibration import DURATION, AffineCalibration, quality_inputs
+from speakernet.evaluation.calibration import (
+    DURATION,
+    FITTED_ON_REPORTED,
+    AffineCalibration,
+    quality_inputs,
+)
 from speakernet.evaluation.durations import (
     MIN_SPEAKERS,
     TOO_FEW_SPEAKERS,
@@ -26,16 +38,31 @@ from speakernet.evaluation.durations import (
 )
 from speakernet.evaluation.embedding import Embedder, as_heard
 from speakernet.evaluation.evaluate import Scored, calibration_inputs, score_trials
-from speakernet.evaluation.figures import group_draws, why_no_error_rate
+from speakernet.evaluation.figures import (
+    CHOSEN_ON_REPORTED,
+    cautions,
+    group_draws,
+    why_no_error_rate,
+)
 from speakernet.evaluation.files import Evaluation
 from speakernet.evaluation.fitting import Fit, fit_scores
 from speakernet.evaluation.options import EvaluationOptions
-from speakernet.evaluation.results import SweepResult
+from speakernet.evaluation.results import Results, SweepResult
 from speakernet.evaluation.scoring import VERIFYING, Backend, verifying_backend
-from speakernet.evaluation.several import fit_several_on_list
-from speakernet.evaluation.shortcuts import quantities_of, shortcuts, silence_note
+from speakernet.evaluation.several import fit_several_on_people
+from speakernet.evaluation.shortcuts import (
+    ADVICE,
+    describe,
+    is_notable,
+    quantities_of,
+    shortcuts,
+    silence_note,
+)
 from speakernet.evaluation.slices import all_slices
-from speakernet.evaluation.speakers import speakers_of
+from speakernet.evaluation.speakers import Speakers, speakers_of
+from speakernet.files import sha256_of
+from speakernet.machine.facts import system_info
+from speakernet.terminal import MAX_NAMED, counted
 
 logger = logging.getLogger(__name__)
 
@@ -183,7 +210,11 @@ def fit_for_verifying(
         fits[0] = replace(fits[0], lengths=lengths)
     elif is_automatic:
         fits[0].refused.append(TOO_FEW_SPEAKERS)
-    several = fit_several_on_list(scored.units, speakers.ids, trials, backend.plda)
+    # The list decides which speakers are compared, but all their recordings are.
+    assert trials.labels is not None, "a list with error rates is labelled"
+    is_nontarget = trials.labels == 0
+    pairs = speakers.ids[np.stack([trials.enrol, trials.test])[:, is_nontarget]]
+    several = fit_several_on_people(scored.units, speakers.ids, backend.plda, pairs)
     notes = [] if several else [SEVERAL_UNCALIBRATED]
     # All fits get the same values for several recordings, because a decision reads only one fit.
     fits = [replace(fit, several=several, refused=fit.refused + notes) for fit in fits]
@@ -234,4 +265,92 @@ def calibrate(
         calibration=calibration,
         fitted_on=trials.sha256,
         measured=measured,
+    )
+
+
+def with_provenance(
+    results: Results, trials: TrialList, speakers: Speakers, parts: ScoringParts
+) -> Results:
+    """Add what is needed to reproduce the figures: model, checkpoint, versions, machine,
+    configuration, command; and what to know before trusting them.
+    """
+    contents = parts.contents
+    chosen_by = (contents.get("training_summary") or {}).get("chosen_by") or {}
+    warnings = [*(results.warnings or []), *parts.warnings]
+    if trials.sha256 and chosen_by.get("list_sha256") == trials.sha256:
+        warnings.append(CHOSEN_ON_REPORTED)
+    known_speakers = dict(parts.known_speakers)
+    if trials.sha256 and parts.fitted_on == trials.sha256:
+        warnings.append(FITTED_ON_REPORTED)
+        # Otherwise every speaker of the list would also be named as shared.
+        known_speakers.pop(CALIBRATION_LIST, None)
+    possible = set(speakers.names)
+    if known_speakers and not possible:
+        # Any folder of a path may name the speaker.
+        for name in trials.recordings:
+            possible.update(map(one_word, folders_of(name)))
+    for role, names in known_speakers.items():
+        if shared := sorted(names & possible):
+            number = counted(len(shared), "speaker")
+            warnings.append(
+                f"{number} of the {role} may also be in the trials "
+                f"({', '.join(shared[:MAX_NAMED])}); if so, the error rates are optimistic"
+            )
+    for row in filter(is_notable, results.shortcuts or []):
+        warnings.append(f"{describe(row)}; {ADVICE}")
+    warnings += cautions(results)
+    thresholds = contents.get("thresholds") or []
+    return replace(
+        results,
+        **parts.network,
+        checkpoint={
+            "path": str(parts.path),
+            "sha256": distributed.from_main(lambda: sha256_of(parts.path)),
+        },
+        # Thresholds hold only for scores that were made in the same way.
+        thresholds=[limit for limit in thresholds if limit["backend"] == results.backend],
+        versions={
+            "speakernet": speakernet.__version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+        },
+        machine=system_info(),
+        config=parts.backend.options.model_dump(),
+        command=" ".join(sys.argv),
+        date=time.strftime("%Y-%m-%d %H:%M"),
+        warnings=warnings,
+    )
+
+
+def with_training_lists(
+    results: Results, training: TrainingList, source: AudioSource, validation: TrialList
+) -> Results:
+    """Add the lists of the run, and how much speech the network was trained on."""
+    lists = list(results.lists or [])
+    for role, rows in (("training", training), ("validation", validation)):
+        lists.append({"role": role, "name": Path(rows.source).name, "sha256": rows.sha256})
+    table = source.lookup_table(training.paths)
+    num_samples = float(np.maximum(table.num_samples, 0).sum())
+    amounts = {
+        "speakers": len(training.speakers),
+        "utterances": len(training),
+        "hours": round(num_samples / table.sample_rate / 3600, 2),
+    }
+    return replace(results, lists=lists, training=amounts)
+
+
+def with_earlier_lists(results: Results, earlier: Results, changed: Sequence[str]) -> Results:
+    """New results of a model that was trained on the lists of an earlier report."""
+    of_model = {listed["role"]: listed for listed in earlier.lists or []}
+    of_model.pop("trials", None)
+    lists = [of_model.get(listed["role"], listed) for listed in results.lists or []]
+    warning = (
+        f"the model was trained before {' and '.join(changed)} changed; the SHA-256 on this page "
+        "is that of the list it was trained with"
+    )
+    return replace(
+        results,
+        lists=lists,
+        training=earlier.training,
+        warnings=[*(results.warnings or []), warning],
     )
