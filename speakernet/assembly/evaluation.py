@@ -43,6 +43,7 @@ from speakernet.evaluation.further import (
 from speakernet.evaluation.scoring import verifying_backend
 from speakernet.evaluation.slices import read_metadata
 from speakernet.evaluation.speakers import speakers_of
+from speakernet.evaluation.sweep import Step
 from speakernet.models.model_file import (
     SYNTHETIC_ONLY,
     ModelFile,
@@ -70,12 +71,12 @@ def run_evaluation(
     if section.metadata:
         # Unreadable metadata and an unknown sweep are refused before anything slow starts.
         read_metadata(section.metadata, list(inputs.test.trials.recordings))
-    sweep = None
+    sweep: dict[str, list[Step]] = {}
     if section.sweep or section.plda:
         # Late: few recipes use either.
         from speakernet.assembly.disturbed import build_sweep, fit_plda
 
-        sweep = build_sweep(config) if section.sweep else None
+        sweep = build_sweep(config)
         if section.plda and after_training:
             fit_plda(config, inputs, load_for_scoring(config, model_path), Path(model_path))
     # A list is scored in steps, each of which reads only what the previous ones made: embed every
@@ -104,7 +105,7 @@ def run_evaluation(
             # the reported list only, and each step of a sweep embeds the list again.
             options = section.model_copy(update={"metadata": "", "slices": []} if name else {})
             evaluation = with_groups(
-                evaluation, listed.source, parts, options, seed, None if name else sweep
+                evaluation, listed.source, parts, options, seed, {} if name else sweep
             )
         results = evaluation.results
         if after_training:

@@ -8,7 +8,7 @@ import functools
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ from speakernet.evaluation.figures import (
 from speakernet.evaluation.files import Evaluation
 from speakernet.evaluation.fitting import Fit, fit_scores
 from speakernet.evaluation.options import EvaluationOptions
-from speakernet.evaluation.results import Results, SweepResult
+from speakernet.evaluation.results import Results
 from speakernet.evaluation.scoring import VERIFYING, Backend, verifying_backend
 from speakernet.evaluation.several import fit_several_on_people
 from speakernet.evaluation.shortcuts import (
@@ -60,6 +60,7 @@ from speakernet.evaluation.shortcuts import (
 )
 from speakernet.evaluation.slices import all_slices
 from speakernet.evaluation.speakers import Speakers, speakers_of
+from speakernet.evaluation.sweep import Step, run_sweep
 from speakernet.files import sha256_of
 from speakernet.machine.facts import system_info
 from speakernet.terminal import MAX_NAMED, counted
@@ -108,7 +109,7 @@ def with_groups(
     parts: ScoringParts,
     options: EvaluationOptions,
     seed: int,
-    sweep: Callable[..., list[SweepResult]] | None,
+    sweep: Mapping[str, Sequence[Step]],
 ) -> Evaluation:
     """Add the figures of parts of the trials, of what is not the voice, and of degraded audio."""
     trials = evaluation.trials
@@ -121,11 +122,9 @@ def with_groups(
     warnings = list(evaluation.results.warnings or [])
     if silence := silence_note(trials, levels_db):
         warnings.append(silence)
-    swept = None
-    if sweep is not None:
-        score = functools.partial(scores_of_audio, parts, trials)
-        # All rows have the same draws of speakers, so that they differ only by the audio.
-        swept = sweep(source, score, *scored, **draws)
+    score = functools.partial(scores_of_audio, parts, trials)
+    # All rows have the same draws of speakers, so that they differ only by the audio.
+    swept = run_sweep(sweep, source, score, *scored, **draws) if sweep else None
     results = replace(
         evaluation.results,
         slices=all_slices(*scored, source, options, seed),
