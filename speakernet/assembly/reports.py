@@ -41,7 +41,7 @@ def report_training(
     config: Config,
     inputs: Inputs,
     summary: Mapping[str, Any],
-    performance: Mapping[str, Any] | None,
+    performance: dict[str, Any] | None,
     earlier: Results,
 ) -> Evaluation:
     """Evaluate the best model of a training run, and write and send its results.

@@ -116,19 +116,22 @@ def with_groups(
     speakers = evaluation.speakers
     assert speakers is not None, "every list that is scored has speakers"
     scored = (trials, evaluation.scores, speakers)
-    draws = {"num_draws": group_draws(options), "seed": seed}
+    num_draws = group_draws(options)
     table = source.lookup_table(trials.recordings)
     levels_db = as_heard(source, options).levels_db(trials.recordings)
+    quantities = quantities_of(table, trials, levels_db)
     warnings = list(evaluation.results.warnings or [])
     if silence := silence_note(trials, levels_db):
         warnings.append(silence)
     score = functools.partial(scores_of_audio, parts, trials)
     # All rows have the same draws of speakers, so that they differ only by the audio.
-    swept = run_sweep(sweep, source, score, *scored, **draws) if sweep else None
+    swept = None
+    if sweep:
+        swept = run_sweep(sweep, source, score, *scored, num_draws=num_draws, seed=seed)
     results = replace(
         evaluation.results,
         slices=all_slices(*scored, source, options, seed),
-        shortcuts=shortcuts(trials, speakers, quantities_of(table, trials, levels_db), **draws),
+        shortcuts=shortcuts(trials, speakers, quantities, num_draws=num_draws, seed=seed),
         sweep=swept,
         warnings=warnings,
     )
