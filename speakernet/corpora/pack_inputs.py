@@ -10,6 +10,7 @@ before anything is read.
 import collections
 import contextlib
 import json
+import logging
 import os
 import tarfile
 import zipfile
@@ -28,7 +29,16 @@ from speakernet.corpora.archives import (
     zip_members,
 )
 from speakernet.corpora.steps import checked_relative, name_problem
-from speakernet.data.audio import AUDIO_SUFFIXES, AudioError, read_audio, read_audio_bytes, to_int16
+from speakernet.data.audio import (
+    AUDIO_SUFFIXES,
+    EXPECTED,
+    AudioError,
+    AudioInfo,
+    crop_of_file,
+    open_audio,
+    open_audio_bytes,
+    to_int16,
+)
 from speakernet.data.folders import UnicodeNames, is_hidden, walk_recordings
 from speakernet.data.lists import (
     BYTE_ORDER_MARK,
@@ -48,6 +58,8 @@ from speakernet.data.names import compose_accents
 from speakernet.data.packing import PackInput
 from speakernet.files import reading
 from speakernet.terminal import MAX_NAMED
+
+logger = logging.getLogger(__name__)
 
 NOT_IN_ANY = -1
 FOLDER = "folder"
@@ -99,7 +111,8 @@ class FileInput(PackInput):
         if not file:
             raise _absent(self, row)
         path = os.path.join(self._root, file)  # noqa: PTH118  called a million times
-        return to_int16(read_audio(path, sample_rate=sample_rate))
+        with open_audio(path) as (opened, info):
+            return _samples_of(opened, info, path, sample_rate)
 
 
 class FolderInput(FileInput):
@@ -182,7 +195,19 @@ class ArchiveInput(PackInput):
         if content is None:
             content = archive.read(member)
         label = f"{archive.name}: {archive.files[member]}"
-        return to_int16(read_audio_bytes(content, label, sample_rate=sample_rate))
+        opened, info = open_audio_bytes(content, label)
+        return _samples_of(opened, info, label, sample_rate)
+
+
+def _samples_of(file: IO[bytes], info: AudioInfo, name: str, sample_rate: int) -> ndarray:
+    """The whole of an open audio file as mono int16 (samples,)."""
+    if info.is_truncated:
+        # Nobody can see it in the packed corpus, whose lengths are right.
+        logger.warning(
+            "%s: cut off: the file is shorter than its header says; packed as it is", name
+        )
+    with reading(name, EXPECTED, AudioError):
+        return to_int16(crop_of_file(file, info, name, 0, None, sample_rate))
 
 
 def _absent(source: PackInput, row: int) -> AudioError:

@@ -432,7 +432,14 @@ class Service:
             samples = crop_of_file(file, info, name, 0, None, rate, channel=chosen.channel)
         # Also refuses clips shorter than the network needs.
         return self.verifier.open(
-            Recording(name, rate, len(samples), samples=samples, channel_warning=chosen.warning)
+            Recording(
+                name,
+                rate,
+                len(samples),
+                samples=samples,
+                is_cut_off=info.is_truncated,
+                channel_warning=chosen.warning,
+            )
         )
 
     def _store(self) -> PeopleStore:
