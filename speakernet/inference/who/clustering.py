@@ -37,24 +37,15 @@ quadratically."""
 
 def cluster(
     embeddings: np.ndarray, *, num_speakers: int | None = None, max_speakers: int = MAX_SPEAKERS
-) -> np.ndarray:
-    """Label each window by speaker, (windows,); 0 speaks first.
+) -> tuple[np.ndarray, bool]:
+    """Label each window by speaker, (windows,); 0 speaks first. Also whether more than
+    `max_speakers` voices differ from each other.
 
     Args:
         embeddings: (windows, dim) of length 1, in chronological order.
         num_speakers: the number of speakers, if known.
         max_speakers: otherwise the upper bound of their number.
     """
-    return cluster_up_to(embeddings, num_speakers=num_speakers, max_speakers=max_speakers)[0]
-
-
-def cluster_up_to(
-    embeddings: np.ndarray,
-    *,
-    num_speakers: int | None,
-    max_speakers: int,
-) -> tuple[np.ndarray, bool]:
-    """As `cluster`; also returns whether more than `max_speakers` voices differ from each other."""
     if len(embeddings) <= (num_speakers or 1):
         return np.arange(len(embeddings)), False
     points, of_window = _condense(embeddings)
