@@ -113,10 +113,19 @@ def fit_several(
 
 def _some_recordings(people: np.ndarray) -> np.ndarray:
     """Rows of people with several recordings, at most `MAX_EACH` of each and `MAX_RECORDINGS`."""
-    order = np.argsort(people, kind="stable")
-    # The place of each recording among those of its person.
-    places = np.arange(len(order)) - np.searchsorted(people[order], people[order])
-    rows = order[places < MAX_EACH]
+    rows = first_of_each(people, MAX_EACH)
     # A person with a single recording shows no variation between recordings.
     _, numbers, counts = np.unique(people[rows], return_inverse=True, return_counts=True)
     return rows[counts[numbers] > 1][:MAX_RECORDINGS]
+
+
+def first_of_each(people: np.ndarray, limit: int) -> np.ndarray:
+    """The first `limit` rows of each person, person by person.
+
+    >>> first_of_each(np.array([7, 3, 7, 7, 3]), 2).tolist()
+    [1, 4, 0, 2]
+    """
+    order = np.argsort(people, kind="stable")
+    # The place of each row among those of its person.
+    places = np.arange(len(order)) - np.searchsorted(people[order], people[order])
+    return order[places < limit]
