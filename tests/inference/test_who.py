@@ -13,6 +13,7 @@ from speakernet.data.audio import write_audio
 from speakernet.evaluation.calibration import AffineCalibration
 from speakernet.inference.decision import DecisionRule
 from speakernet.inference.identification import Namer
+from speakernet.inference.people import Person
 from speakernet.inference.recordings import open_recording
 from speakernet.inference.who import conversation, live
 from speakernet.inference.who.clustering import cluster
@@ -232,7 +233,10 @@ def test_nothing_is_enrolled_without_output(meeting, calibrated, tmp_path, call)
 
 
 def test_little_speech_needs_a_higher_score():
-    class Store(dict):
+    class Store(list):
+        def people(self):
+            return self
+
         def identify(self, embedding, top):
             return [("Ada", 0.7)]
 
@@ -244,10 +248,11 @@ def test_little_speech_needs_a_higher_score():
         for threshold in (0.5, 10.0)
     )
     rule = DecisionRule(of_scores, limits, "", quality=(calibration, of_ratios))
-    namer = Namer(rule, Store(Ada=1), {"false_accept_rate": 0.05}, {"Ada": 60.0})
+    store = Store([Person("Ada", 1, 60.0, "", "")])
+    namer = Namer(rule, store, {"false_accept_rate": 0.05})
     # ln(20) is a little below 3.
     for seconds, name in ((3.0, None), (20.0, None), (40.0, "Ada")):
         assert namer.identify(np.ones(2), speech_seconds=seconds).name == name
-    # Without the seconds of people, only the score counts, as in `identify`.
-    plain = replace(namer, person_seconds={})
+    # Without a calibration of seconds, only the score counts, as in `identify`.
+    plain = replace(namer, rule=replace(rule, quality=None))
     assert plain.identify(np.ones(2), speech_seconds=3.0).name == "Ada"

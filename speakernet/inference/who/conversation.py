@@ -19,7 +19,7 @@ from speakernet.data.levels import FRAME_SECONDS, frame_powers
 from speakernet.evaluation.scoring import mean_embeddings
 from speakernet.inference.decision import DecisionLimits
 from speakernet.inference.enrolment import Enrolment, Store, enroll_voices, weight_of
-from speakernet.inference.identification import Namer, seconds_of
+from speakernet.inference.identification import Namer
 from speakernet.inference.people import PeopleStore, StoredRecording, checked_name
 from speakernet.inference.protocol import Verifier
 from speakernet.inference.recordings import MIN_ENROL_SECONDS, Recording
@@ -275,7 +275,7 @@ def namer_of(verifier: Verifier, store: PeopleStore | None, limits: DecisionLimi
     # % of the voices got a name (docs/results.md).
     if limits.get("false_accept_rate") is None and limits.get("threshold") is None:
         limits = {"false_accept_rate": STRANGERS_NAMED}
-    return Namer(verifier.rule, store, limits, seconds_of(store, verifier.rule))
+    return Namer(verifier.rule, store, limits)
 
 
 def warn_of_more(max_speakers: int) -> None:
