@@ -178,7 +178,7 @@ def test_pipe(meeting, calibrated, monkeypatch, call):
 
 def test_each_name_goes_to_one_voice():
     voices = [
-        conversation.Speaker(name, f"speaker {row}", 1.0, 0.9, score, np.zeros(2), "")
+        conversation.Speaker(name, f"speaker {row}", 1.0, 0.9, score, np.zeros(2))
         for row, (name, score) in enumerate([("Ada", 0.5), ("speaker 1", 0.1), ("Ada", 0.7)])
     ]
     named = conversation._name_once(voices)

@@ -141,13 +141,8 @@ def _tightness(points: np.ndarray, labels: np.ndarray) -> float:
 
 
 def _are_different(embeddings: np.ndarray, labels: np.ndarray) -> bool:
-    """Whether any two clusters are different voices."""
-    return bool(_alike(embeddings, labels).max() < SAME_VOICE)
-
-
-def _alike(embeddings: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """(clusters, clusters): mean cosine between two clusters relative to that within, both minus
-    the shared part.
+    """Whether any two clusters are different voices: the mean cosine between them is low relative
+    to that within, both minus the shared part.
     """
     is_in = np.eye(labels.max() + 1)[labels]
     sums = is_in.T @ embeddings
@@ -160,7 +155,9 @@ def _alike(embeddings: np.ndarray, labels: np.ndarray) -> np.ndarray:
     # the room; the bound covers a recording with a single voice.
     beyond = cosines - min(cosines.min(), MAX_SHARED)
     within = np.sqrt(np.maximum(np.diag(beyond), MIN_WITHIN))
-    return np.where(np.eye(len(within), dtype=bool), -1.0, beyond / np.outer(within, within))
+    likeness = beyond / np.outer(within, within)  # (clusters, clusters)
+    np.fill_diagonal(likeness, -1.0)
+    return bool(likeness.max() < SAME_VOICE)
 
 
 def runs(labels: np.ndarray) -> list[tuple[int, int]]:

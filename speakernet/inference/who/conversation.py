@@ -76,7 +76,6 @@ class Speaker:
             equally likely beforehand; None without a name or a calibration.
         score: score of the closest person; None without a store or people in it.
         embedding: (dim,) mean of the network's output over the voice's windows.
-        digest: SHA-256 of the embedding, by which the store recognises a duplicate.
     """
 
     name: str
@@ -85,7 +84,6 @@ class Speaker:
     posterior: float | None
     score: float | None
     embedding: np.ndarray
-    digest: str
 
 
 @dataclass(frozen=True)
@@ -244,7 +242,8 @@ def enroll_speaker(
         seconds=conversation.seconds,
         speech_seconds=speaker.seconds,
         warnings=problem,
-        digest=speaker.digest,
+        # By which the store recognises a voice that was enrolled before.
+        digest=hashlib.sha256(speaker.embedding.tobytes()).hexdigest(),
     )
     done = enroll_voices(verifier, store, [voice], [label])
     if not (problem and done.added):
@@ -441,12 +440,10 @@ def speaker_of(
     embeddings: np.ndarray, weights: np.ndarray, seconds: float, row: int, namer: Namer | None
 ) -> Speaker:
     """Describe one cluster, heard for `seconds`, and look up its name in the store."""
-    # The mean over all windows, as for a person with several recordings. The digest shows whether
-    # this voice was enrolled before.
+    # The mean over all windows, as for a person with several recordings.
     mean = np.average(embeddings, axis=0, weights=weights).astype(np.float32)
     label = f"speaker {row + 1}"
-    digest = hashlib.sha256(mean.tobytes()).hexdigest()
-    speaker = Speaker(label, label, seconds, None, None, mean, digest)
+    speaker = Speaker(label, label, seconds, None, None, mean)
     num_people = 0 if namer is None else len(namer.store)
     if namer is None or not num_people:
         return speaker
