@@ -105,20 +105,61 @@ class Budget:
         self.left = total
         self._lock = threading.Lock()
 
-    @contextlib.contextmanager
-    def hold(self, size: int) -> Iterator[None]:
-        """Reserve this many bytes during the block, or refuse the request."""
+    def take(self, size: int) -> None:
+        """Reserve this many bytes, or refuse the request; a negative number releases them."""
         with self._lock:
             # Refused rather than made to wait: requests that wait for each other's memory would
             # never end.
             if size > self.left:
                 raise busy("too much audio at once")
             self.left -= size
+
+    @contextlib.contextmanager
+    def hold(self, size: int) -> Iterator[None]:
+        """Reserve this many bytes during the block, or refuse the request."""
+        self.take(size)
         try:
             yield
         finally:
-            with self._lock:
-                self.left += size
+            self.take(-size)
+
+
+class _Body:
+    """The body of a request: collected from the network, then handed to the application."""
+
+    def __init__(self, receive: Receive, limits: Limits, budget: Budget) -> None:
+        self._receive_from_network = receive
+        self._limits = limits
+        self._budget = budget
+        self._messages: collections.deque[Message] = collections.deque()
+        self.num_bytes = 0
+        """Bytes that have arrived and are reserved in the budget."""
+
+    async def collect(self) -> None:
+        """Receive the whole body, or refuse it if it is too slow, too large or does not fit."""
+        limits = self._limits
+        deadline = time.monotonic() + limits.receive_seconds
+        is_complete = False
+        while not is_complete:
+            seconds = min(limits.idle_seconds, deadline - time.monotonic())
+            try:
+                message = await asyncio.wait_for(self._receive_from_network(), max(0.0, seconds))
+            except asyncio.TimeoutError:
+                raise not_received(limits) from None
+            size = len(message.get("body", b""))
+            if self.num_bytes + size > limits.body_bytes:
+                raise too_large(limits)
+            self._budget.take(size)
+            self.num_bytes += size
+            self._messages.append(message)
+            # The message about a lost connection has no `more_body`: it is the last one, and the
+            # application handles it.
+            is_complete = not message.get("more_body", False)
+
+    async def receive(self) -> Message:
+        """The next piece, as an ASGI application expects it."""
+        # Each piece is dropped when it is handed over: the application makes its own copy.
+        return self._messages.popleft() if self._messages else await self._receive_from_network()
 
 
 class Guard:
@@ -137,7 +178,7 @@ class Guard:
         self.budget = budget
         self.token = token
         self.slots = asyncio.Semaphore(limits.requests)
-        self._arriving: dict[asyncio.Task[collections.deque[Message]], None] = {}
+        self._arriving: dict[asyncio.Task[None], None] = {}
         """Bodies that are still arriving; the one that began first comes first."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -145,44 +186,37 @@ class Guard:
             await self.app(scope, receive, send)
             return
         limits = self.limits
+        body = _Body(receive, limits, self.budget)
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message = {**message, "headers": [*message.get("headers", ()), *SAFE_HEADERS]}
             await send(message)
 
-        with contextlib.ExitStack() as reserved:
-            try:
-                headers = Headers(scope=scope)
-                # Checked before the body is received, so that a refused one costs no memory.
-                self._check_sender(scope, headers)
-                if int(headers.get("content-length", 0)) > limits.body_bytes:
-                    raise too_large(limits)
-                body = await self._await_body(receive, reserved)
+        try:
+            headers = Headers(scope=scope)
+            # Checked before the body is received, so that a refused one costs no memory.
+            self._check_sender(scope, headers)
+            if int(headers.get("content-length", 0)) > limits.body_bytes:
+                raise too_large(limits)
+            await self._await_body(body)
+            # Refused at once rather than queued without a limit; the client can try again.
+            if self.slots.locked():
+                raise busy(f"{limits.requests} requests are running")
+            DEADLINE.set(time.monotonic() + limits.answer_seconds)
+            async with self.slots:
+                await asyncio.wait_for(self.app(scope, body.receive, answer), limits.answer_seconds)
+        # Through `answer`, so that a refusal has the safe headers too.
+        except ApiError as refusal:
+            await refusal.response()(scope, receive, answer)
+        except asyncio.TimeoutError:
+            await too_slow(limits).response()(scope, receive, answer)
+        finally:
+            self.budget.take(-body.num_bytes)
 
-                async def next_piece() -> Message:
-                    # Dropped when it is handed over: the application makes its own copy.
-                    return body.popleft() if body else await receive()
-
-                # Refused at once rather than queued without a limit; the client can try again.
-                if self.slots.locked():
-                    raise busy(f"{limits.requests} requests are running")
-                DEADLINE.set(time.monotonic() + limits.answer_seconds)
-                async with self.slots:
-                    await asyncio.wait_for(
-                        self.app(scope, next_piece, answer), limits.answer_seconds
-                    )
-            # Through `answer`, so that a refusal has the safe headers too.
-            except ApiError as refusal:
-                await refusal.response()(scope, receive, answer)
-            except asyncio.TimeoutError:
-                await too_slow(limits).response()(scope, receive, answer)
-
-    async def _await_body(
-        self, receive: Receive, reserved: contextlib.ExitStack
-    ) -> collections.deque[Message]:
+    async def _await_body(self, body: "_Body") -> None:
         """Wait until the body is complete; it is refused if too many others wait for theirs."""
-        arrival = asyncio.ensure_future(self._collect(receive, reserved))
+        arrival = asyncio.ensure_future(body.collect())
         self._arriving[arrival] = None
         if len(self._arriving) > self.limits.arriving:
             oldest = next(iter(self._arriving))
@@ -193,38 +227,10 @@ class Guard:
             await asyncio.wait({arrival})
             if arrival.cancelled():
                 raise not_received(self.limits)
-            return arrival.result()
+            arrival.result()
         finally:
             arrival.cancel()
             del self._arriving[arrival]
-
-    async def _collect(
-        self, receive: Receive, reserved: contextlib.ExitStack
-    ) -> collections.deque[Message]:
-        """The pieces of a body, whose memory is reserved; refused if it is too slow, too large or
-        does not fit.
-        """
-        limits = self.limits
-        deadline = time.monotonic() + limits.receive_seconds
-        body: collections.deque[Message] = collections.deque()
-        num_bytes = 0
-        is_complete = False
-        while not is_complete:
-            seconds = min(limits.idle_seconds, deadline - time.monotonic())
-            try:
-                message = await asyncio.wait_for(receive(), max(0.0, seconds))
-            except asyncio.TimeoutError:
-                raise not_received(limits) from None
-            size = len(message.get("body", b""))
-            num_bytes += size
-            if num_bytes > limits.body_bytes:
-                raise too_large(limits)
-            reserved.enter_context(self.budget.hold(size))
-            body.append(message)
-            # The message about a lost connection has no `more_body`: it is the last one, and the
-            # application handles it.
-            is_complete = not message.get("more_body", False)
-        return body
 
     def _check_sender(self, scope: Scope, headers: Headers) -> None:
         # A browser adds these headers for the page that sends the request; other programs do not.
