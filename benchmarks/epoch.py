@@ -23,7 +23,6 @@ from benchmarks.served import ServedProcess, own_command, own_environment, serve
 from benchmarks.steps import NETWORK, margin_and_scale
 from benchmarks.timing import markdown_table
 from speakernet.assembly.data import build_training_loader
-from speakernet.assembly.evaluation import build_validation
 from speakernet.assembly.inputs import Inputs, with_default_paths
 from speakernet.assembly.training import (
     Parts,
@@ -33,6 +32,7 @@ from speakernet.assembly.training import (
     prepare_machine,
     refuse_impossible,
 )
+from speakernet.assembly.validation import build_validation
 from speakernet.config.schema import Config, with_changes
 from speakernet.data.lists import read_training_list, read_trials, write_training_list
 from speakernet.evaluation import metrics

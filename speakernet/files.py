@@ -414,6 +414,7 @@ def error_line(error: BaseException) -> str:
 
 
 LEADING_ZERO = re.compile(r"[-+]?0[0-9_]+")
+BASE_60 = re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?")
 
 
 class _YamlLoader(yaml.SafeLoader):
@@ -494,6 +495,9 @@ def _problem_of_scalar(event: yaml.ScalarEvent) -> str:
     # YAML 1.1 reads 010 as 8, which hardly anybody means.
     if event.implicit[0] and LEADING_ZERO.fullmatch(text):
         return f"{text} has a leading zero; write the number without it, or quote it as text"
+    # It reads 1:30 as 90, also where somebody forgot a line break or meant a slice.
+    if event.implicit[0] and BASE_60.fullmatch(text):
+        return f"{text} would be a number to base 60; write a plain number, or quote it as text"
     return ""
 
 

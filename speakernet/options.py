@@ -6,6 +6,7 @@ bounds, default, and a docstring below each field. A table is a plain dictionary
 """
 
 import ast
+import copyreg
 import difflib
 import functools
 import inspect
@@ -22,6 +23,7 @@ from annotated_types import Ge, Gt, Le, MaxLen
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     ValidationError,
     ValidationInfo,
@@ -62,12 +64,28 @@ TYPE_NAMES = {
 
 Row = TypeVar("Row")
 T = TypeVar("T")
+Key = TypeVar("Key")
 
 Several = Annotated[
     Sequence[T], AfterValidator(tuple), WrapSerializer(lambda values, dump: list(dump(values)))
 ]
 """A list in a configuration: a tuple, because a checked configuration never changes, and a list
 again when it is dumped."""
+
+
+def freeze(values: Mapping[Any, Any]) -> types.MappingProxyType[Any, Any]:
+    """A copy that never changes."""
+    return types.MappingProxyType(dict(values))
+
+
+ByName = Annotated[
+    dict[Key, T],
+    AfterValidator(freeze),
+    WrapSerializer(lambda values, dump: dump(dict(values))),
+]
+"""A mapping in a configuration, which does not change either."""
+# Loader workers that are spawned get the options pickled, and Python cannot pickle such a mapping.
+copyreg.pickle(types.MappingProxyType, lambda values: (freeze, (dict(values),)))
 
 
 # pydantic instead of plain dataclasses because it checks bounds: without them a mistyped number
@@ -111,7 +129,10 @@ class Options(BaseModel):
     def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> Any:
         """Add the descriptions, which pydantic would otherwise read when the class is defined."""
         schema = handler(core_schema)
-        for name, declared in handler.resolve_ref_schema(schema).get("properties", {}).items():
+        described = handler.resolve_ref_schema(schema)
+        # Where the source breaks its lines means nothing.
+        described["description"] = " ".join(described.get("description", "").split())
+        for name, declared in described.get("properties", {}).items():
             if text := description_of(cls, name):
                 declared["description"] = text
         return schema
@@ -326,7 +347,7 @@ def in_words(declared: Any) -> str:
             return "`option: value` pairs"
         each = in_words(arguments[1])
         # Annotated with a function that makes options of a path alone.
-        if typing.get_origin(arguments[1]) is Annotated:
+        if any(isinstance(mark, BeforeValidator) for mark in typing.get_args(arguments[1])):
             each = f"a path or with {each}"
         return f"names (letters, digits, _ + -) in braces, each with {each}"
     if origin in (typing.Union, types.UnionType):

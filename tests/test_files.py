@@ -270,6 +270,7 @@ def test_unusable_folders(tmp_path, monkeypatch, capsys):
     [
         ("batch_size: 010", "010 has a leading zero"),
         ("rates: [1, -007]", "-007 has a leading zero"),
+        ("batch_size: 1:30", "1:30 would be a number to base 60"),
         ("date: !!timestamp x", "'x' is not a valid timestamp"),
         ("date: 2026-13-45", "'2026-13-45' is not a valid timestamp"),
         ("deep: [{rate: !!int y}]", "'y' is not a valid int"),

@@ -26,9 +26,8 @@ from speakernet.data import (
     sources,
     workers,
 )
-from speakernet.data.augment.augmenter import Augmenter
+from speakernet.data.augment.augmenter import Augmenter, build_augmenter
 from speakernet.data.augment.banks import clips_into_ram
-from speakernet.data.augment.building import build_augmenter
 from speakernet.data.augment.mixers import bytes_of_banks
 from speakernet.data.loader import TrainingLoader
 from speakernet.data.options import DataOptions
@@ -265,13 +264,7 @@ def _reader(data: DataOptions, training: TrainingInput) -> sources.RowReader:
     )
     _log_choice("RAM corpus", choice, could_help=not table.all_plain)
     if choice.value:
-        return packed.load_into_ram(
-            source,
-            training.rows.paths,
-            table,
-            num_threads=usable_cores(),
-            show_progress=distributed.is_main(),
-        )
+        return packed.load_into_ram(source, training.rows.paths, table)
     cache = None
     budget = data.cache_megabytes << 20
     # Plain files are already in the system's page cache; a second copy would waste memory. A cache

@@ -4,11 +4,8 @@ microphones.
 Few recipes use either, so `speakernet.assembly.evaluation` imports this file only if one does.
 """
 
-import functools
 import logging
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +18,7 @@ from speakernet.data.sources import AudioCache
 from speakernet.evaluation import adaptation
 from speakernet.evaluation.embedding import Forward, embed_utterances
 from speakernet.evaluation.scoring import WHOLE
-from speakernet.evaluation.sweep import DegradedSource, Step, augmenting, run_sweep, sweep_steps
+from speakernet.evaluation.sweep import DegradedSource, Step, augmenting, sweep_steps
 from speakernet.inference.adapt import adapted_contents
 from speakernet.models.model_file import ModelFile
 from speakernet.models.speaker_net import fold_network
@@ -34,10 +31,8 @@ SHRINKAGE = 0.5
 """Chosen on held-out training speakers; 0.3 gives the same result (docs/experiments.md)."""
 
 
-def build_sweep(config: Config) -> Callable[..., Any]:
-    """The sweep over the kinds in evaluation.sweep; its steps are built before anything slow
-    starts.
-    """
+def build_sweep(config: Config) -> dict[str, list[Step]]:
+    """The steps of the kinds in evaluation.sweep, built before anything slow starts."""
     kinds = config.evaluation.sweep
     augment = config.augment
     rate = config.data.sample_rate
@@ -51,8 +46,7 @@ def build_sweep(config: Config) -> Callable[..., Any]:
     wants_rirs = {"reverb", "distance"} & set(kinds) and augment.rir_path
     # Aligned regardless of the training style: shifting the speech is not reverberation.
     rirs = RirBank(augment.rir_path, rate, cache, is_aligned=True) if wants_rirs else None
-    steps = sweep_steps(kinds, banks, rirs, sample_rate=rate, seed=config.runtime.seed)
-    return functools.partial(run_sweep, steps)
+    return sweep_steps(kinds, banks, rirs, sample_rate=rate, seed=config.runtime.seed)
 
 
 def fit_plda(config: Config, inputs: Inputs, model: ModelFile, path: Path) -> None:

@@ -1,58 +1,49 @@
-"""Score trial lists with a model according to the evaluation options, for validation during
-training and at the end.
+"""Score trial lists with a model file according to the evaluation options.
 
 Decides what scoring needs besides the network (mean embedding, cohort, calibration) and where to
 get it: from the model file, otherwise from the lists of the configuration. Only the evaluation at
 the end of training writes to the model file.
 """
 
-import functools
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import torch
 
 from speakernet import distributed
-from speakernet.assembly.inputs import Inputs, TrialInput, chosen_by_validation
+from speakernet.assembly.inputs import Inputs, TrialInput, chosen_by_validation, cohort_of
 from speakernet.assembly.training import build_model
+from speakernet.assembly.validation import build_embedder
 from speakernet.checkpoint import read_checkpoint
 from speakernet.config import Config
 from speakernet.config.schema import with_changes
-from speakernet.data.lists import TrainingList, TrialList
-from speakernet.data.sources import AudioSource
 from speakernet.evaluation.calibration import AffineCalibration
 from speakernet.evaluation.cohort import (
     embed_cohort,
     mean_entries,
     plain_names,
-    speakers_to_leave_out,
 )
 from speakernet.evaluation.embedding import (
     Embedder,
-    EmbeddingNet,
-    Forward,
-    Unions,
     one_pass,
-    reader_threads,
     weights_digest,
 )
-from speakernet.evaluation.evaluate import (
-    Evaluation,
+from speakernet.evaluation.evaluate import evaluate
+from speakernet.evaluation.files import Evaluation
+from speakernet.evaluation.further import (
     ScoringParts,
     calibrate,
-    evaluate,
     scores_of_audio,
-    subset,
     with_groups,
+    with_provenance,
+    with_training_lists,
 )
-from speakernet.evaluation.provenance import with_provenance, with_training_lists
-from speakernet.evaluation.scoring import Backend, verifying_backend
+from speakernet.evaluation.scoring import verifying_backend
 from speakernet.evaluation.slices import read_metadata
-from speakernet.evaluation.speakers import Speakers, speakers_of
+from speakernet.evaluation.speakers import speakers_of
+from speakernet.evaluation.sweep import Step
 from speakernet.models.model_file import (
     SYNTHETIC_ONLY,
     ModelFile,
@@ -65,104 +56,8 @@ from speakernet.models.model_file import (
 )
 from speakernet.models.speaker_net import fold_network
 from speakernet.run_folder import EMBEDDINGS, EVALUATIONS, evaluation_folder
-from speakernet.training.precision import DTYPES, choose_precision
 
 logger = logging.getLogger(__name__)
-
-VALIDATION_DRAWS = 100
-VALIDATION_WORK = 20_000_000
-"""Draws of speakers for a validation's interval, which is skipped if draws times trials exceed the
-latter (2 s)."""
-
-
-def build_validation(
-    config: Config,
-    inputs: Inputs,
-    net: EmbeddingNet,
-    is_stopped: Callable[[], bool] = lambda: False,
-) -> Callable[[int], dict[str, Any]]:
-    """Return a function of the epoch that evaluates the network on the validation list or a fixed
-    subset of it.
-
-    It also evaluates the lists of data.test_lists that are due, and raises `Stopped` soon after
-    `is_stopped` becomes true on any rank.
-    """
-    section = config.evaluation
-    prepared = {}
-    for name, trial_list in {"": inputs.validation, **inputs.beside(inputs.validation)}.items():
-        prepared[name] = _prepare_validation(config, inputs.device, trial_list)
-    embedder = build_embedder(config, net, inputs.device, section.validation_precision)
-    # A validation may take minutes, longer than a cluster waits for a job that it stops.
-    forward = replace(embedder.forward, is_stopped=is_stopped)
-    embedder = replace(embedder, forward=forward)
-    at_the_end = []
-    for name in ("subtract_mean", "plda", "score_norm"):
-        if getattr(section, name) not in (False, "none"):
-            at_the_end.append(f"evaluation.{name}")
-    if at_the_end:
-        # Mean and cohort change with the network, so validation does without them.
-        logger.info(
-            "validation uses plain scores; only the final figures use %s", ", ".join(at_the_end)
-        )
-    unions = Unions()
-
-    def is_due(name: str, epoch: int) -> bool:
-        if not name:
-            return True
-        # If a list's epoch falls between two validations, the list is due at the second.
-        interval = config.data.test_lists[name].test_interval or 1
-        return epoch // interval > (epoch - config.training.test_interval) // interval
-
-    def validate(epoch: int) -> dict[str, Any]:
-        due = [name for name in prepared if is_due(name, epoch)]
-        # Lists share recordings (VoxCeleb1-O is part of E), so those that are due together are
-        # embedded in one pass.
-        used = embedder
-        if len(prepared) > 1:
-            pairs = [(prepared[name].trials.recordings, prepared[name].source) for name in due]
-            together = one_pass(pairs, unions)
-            used = replace(embedder, embed_with=together)
-        results = {name: evaluate(used, *prepared[name]).results for name in due}
-        # No plot uses the DET band of a validation, which would make each record ten times as long.
-        chosen_by = replace(results.pop(""), det_band=None)
-        rows = {name: result.as_row(name) for name, result in results.items()}
-        figures = replace(chosen_by, test_lists=rows or None).to_dict()
-        return {**figures, "trials_checksum": prepared[""].trials.checksum}
-
-    return validate
-
-
-class _Validation(NamedTuple):
-    """A list to validate on: the arguments of `evaluate` after the embedder."""
-
-    backend: Backend
-    trials: TrialList
-    source: AudioSource
-    speakers: Speakers
-    seed: int
-
-
-def _prepare_validation(
-    config: Config, device: torch.device, trial_list: TrialInput
-) -> _Validation:
-    section = config.evaluation
-    seed = config.runtime.seed
-    # The same subset at every validation, because the best epoch is chosen by comparing them.
-    trials = subset(trial_list.trials, section.max_trials, seed)
-    if trials.labels is not None and len(np.unique(trials.labels)) < 2:
-        raise ValueError(
-            f"{trials.source}: the {len(trials):,} trials evaluated during training are all of one "
-            "kind; expected targets and non-targets, so raise evaluation.max_trials (0: all) or "
-            "correct the list"
-        )
-    # Its intervals are rough, because many draws take longer than all other figures.
-    num_draws = min(VALIDATION_DRAWS, section.bootstrap_samples)
-    if num_draws * len(trials) > VALIDATION_WORK:
-        num_draws = 0
-    options = section.model_copy(update={"score_norm": "none", "bootstrap_samples": num_draws})
-    backend = Backend(options, config.loss.normalize_embeddings, device=device)
-    speakers = speakers_of(trials, section.speaker_table)
-    return _Validation(backend, trials, trial_list.source, speakers, seed)
 
 
 def run_evaluation(
@@ -176,12 +71,12 @@ def run_evaluation(
     if section.metadata:
         # Unreadable metadata and an unknown sweep are refused before anything slow starts.
         read_metadata(section.metadata, list(inputs.test.trials.recordings))
-    sweep = None
+    sweep: dict[str, list[Step]] = {}
     if section.sweep or section.plda:
         # Late: few recipes use either.
         from speakernet.assembly.disturbed import build_sweep, fit_plda
 
-        sweep = build_sweep(config) if section.sweep else None
+        sweep = build_sweep(config)
         if section.plda and after_training:
             fit_plda(config, inputs, load_for_scoring(config, model_path), Path(model_path))
     # A list is scored in steps, each of which reads only what the previous ones made: embed every
@@ -210,7 +105,7 @@ def run_evaluation(
             # the reported list only, and each step of a sweep embeds the list again.
             options = section.model_copy(update={"metadata": "", "slices": []} if name else {})
             evaluation = with_groups(
-                evaluation, listed.source, parts, options, seed, None if name else sweep
+                evaluation, listed.source, parts, options, seed, {} if name else sweep
             )
         results = evaluation.results
         if after_training:
@@ -366,40 +261,6 @@ def _calibration_trials(
     return None
 
 
-def cohort_of(config: Config, inputs: Inputs) -> tuple[TrainingList, AudioSource, np.ndarray]:
-    """The list of the cohort, its audio, and the speakers who are left out, as rows of its table:
-    those who choose the model or calibrate its scores.
-
-    Raises:
-        ValueError: no list, or fewer than two speakers are left.
-    """
-    # Nobody in the cohort may choose the model, calibrate its scores or be in the trials. The first
-    # two are removed here; the last cannot be seen from a trial list that names no speakers, and is
-    # no more than a warning (`with_provenance`).
-    section = config.evaluation
-    data = config.data
-    path = section.cohort_list or data.train_list
-    if not path and not data.corpora:
-        raise ValueError(
-            f"score_norm {section.score_norm} needs a cohort: set --cohort_list (`speaker path` on "
-            "each line)"
-        )
-    root = section.cohort_path
-    if not root and path == data.train_list:
-        root = data.train_path
-    cohort = inputs.training_input(path, root) if path else inputs.listed
-    used_by = []
-    if section.calibration_list:
-        used_by.append(inputs.trials(section.calibration_list))
-    # When a model file is scored, the lists of its training need not be there.
-    if data.validation_speakers and inputs.has_training_list():
-        used_by.append(inputs.validation.trials)
-    elif data.validation_list != data.test_list and Path(data.validation_list).is_file():
-        used_by.append(inputs.trials(data.validation_list))
-    left_out = speakers_to_leave_out(cohort.rows, used_by, section.score_norm)
-    return *cohort, left_out
-
-
 def load_for_scoring(config: Config, path: str | Path) -> ModelFile:
     """Load the network to score with; for a foreign checkpoint, the configuration describes it."""
     # The run folder need not be visible to other ranks' machines.
@@ -411,20 +272,3 @@ def load_for_scoring(config: Config, path: str | Path) -> ModelFile:
     return ModelFile(
         net.eval(), model_file_contents(net, loss_normalizes=config.loss.normalize_embeddings)
     )
-
-
-def build_embedder(
-    config: Config, net: EmbeddingNet, device: torch.device, precision: str
-) -> Embedder:
-    """An embedder with the options of section evaluation, in this precision (auto: that of
-    training).
-    """
-    if precision == "auto":
-        precision = config.runtime.precision
-    name = choose_precision(precision, device).value
-    autocast = functools.partial(torch.autocast, device.type, DTYPES[name], enabled=name != "no")
-    # The cores of this process are counted only here.
-    options = config.evaluation.model_copy(
-        update={"num_workers": reader_threads(config.evaluation)}
-    )
-    return Embedder(net, options, Forward(device, autocast), name)

@@ -183,7 +183,7 @@ def export(arguments: argparse.Namespace) -> list[str]:
         speech = synthetic_speech(NUM_COMPARED, rate)
         kind = "synthetic voices"
     parity, *rounded = export_model(
-        arguments.model,
+        model,
         path,
         speech=speech,
         int8=arguments.int8,

@@ -1,7 +1,7 @@
 """The stages of a run and its optional initial model.
 
-The run starts from the initial model's network, and the two are compared at the end. Each stage
-continues training with its own options, all but the first in a subfolder of the run.
+The run starts from the initial model's network; `reports.py` compares the two at the end. Each
+stage continues training with its own options, all but the first in a subfolder of the run.
 """
 
 import contextlib
@@ -13,12 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from speakernet import distributed
 from speakernet.assembly.data import build_training_loader, loading_facts, reserved_for_training
-from speakernet.assembly.evaluation import scores_of_model
 from speakernet.assembly.inputs import Inputs, chosen_by_validation
 from speakernet.assembly.training import Parts, Validate, build_loss, build_trainer
 from speakernet.checkpoint import read_checkpoint, read_own_checkpoint
@@ -26,10 +24,7 @@ from speakernet.config import ConfigError
 from speakernet.config.loading import save_config
 from speakernet.config.schema import Config, stages_of, with_changes
 from speakernet.data.choices import data_wait_advice
-from speakernet.evaluation.evaluate import Evaluation
-from speakernet.evaluation.figures import compare_scores
-from speakernet.evaluation.fitting import identity_of
-from speakernet.evaluation.results import headline
+from speakernet.evaluation.calibration import identity_of
 from speakernet.files import sha256_of
 from speakernet.losses.classification import SpeakerLoss
 from speakernet.losses.sharded import shard_head
@@ -164,97 +159,6 @@ def begin_with_initial_model(
         "sha256": sha256_of(path),
         **{name: history[name] for name in KEPT_FACTS if history.get(name)},
     }
-
-
-def compared_with_initial_model(
-    config: Config, inputs: Inputs, summary: Mapping[str, Any], evaluation: Evaluation
-) -> Evaluation:
-    """The evaluation of best.pt on the test list, with its difference from the initial model.
-
-    Both are scored in the same way and compared on the same draws of speakers.
-    """
-    results = evaluation.results
-    if results.eer_percent is None or evaluation.speakers is None:
-        return evaluation
-    path = Path(config.training.initial_model)
-    before = summary.get("initial_eer_percent")
-    stage = summary["best_stage"]
-    stayed_best = summary["best_epoch"] == 0 and not stage
-    facts: dict[str, Any] = {"file": path.name, "stayed_best": stayed_best}
-    sentences = []
-    warnings = []
-    if stayed_best:
-        # The weights are identical, so there is nothing to compare.
-        if before is not None:
-            warnings.append(
-                "no epoch was better than the initial model on the held-out trials (EER "
-                f"{before:.2f} %): best.pt is the initial model itself"
-            )
-            sentences += warnings
-    else:
-        if before is not None:
-            epoch = f"epoch {summary['best_epoch']}" + (f" of the {stage}" if stage else "")
-            sentences.append(
-                f"held-out EER: {before:.2f} % with the initial model (epoch 0), "
-                f"{summary['best_eer_percent']:.2f} % with best.pt ({epoch})"
-            )
-        # The ranks share the embedding, so all of them must find the file.
-        if all(distributed.gather_objects(path.is_file())):
-            scores = scores_of_model(config, inputs, path)
-            compared, worse = _compare(config, scores, evaluation, facts)
-            sentences += compared
-            warnings += worse
-        else:
-            warnings.append(
-                f"the initial model {path} no longer exists, so best.pt was not compared with it"
-            )
-    for warning in warnings:
-        logger.warning("%s", warning)
-    results = replace(
-        results,
-        initial_model={**facts, "sentences": sentences},
-        warnings=[*(results.warnings or []), *warnings],
-    )
-    return replace(evaluation, results=results)
-
-
-def _compare(
-    config: Config, initial_scores: np.ndarray, evaluation: Evaluation, facts: dict[str, Any]
-) -> tuple[list[str], list[str]]:
-    """Compare the initial model with best.pt and add the figures to `facts`.
-
-    Returns the differences as sentences, and those in which best.pt is significantly worse.
-    """
-    assert evaluation.speakers is not None
-    # Paired: both models are scored on the same trials, so their difference is known more precisely
-    # than either error rate.
-    paired = compare_scores(
-        evaluation.trials,
-        [initial_scores, evaluation.scores],
-        evaluation.speakers,
-        num_draws=config.evaluation.bootstrap_samples,
-        seed=config.runtime.seed,
-        options=config.evaluation,
-        priors=config.evaluation.dcf_target_priors,
-    )
-    initial = paired.systems[0]
-    differences = paired.differences[0]
-    sentences = paired.sentences(["the initial model", "best.pt"])
-    by_figure = {}
-    worse = []
-    for figure, difference, sentence in zip(headline(initial), differences, sentences, strict=True):
-        by_figure[figure.name] = {"value": difference.value, "interval": difference.interval}
-        # EER and costs are errors, so a positive difference is worse. One that may be chance is no
-        # warning.
-        if difference.value > 0 and difference.is_significant:
-            worse.append(sentence)
-    facts |= {
-        "sha256": sha256_of(config.training.initial_model),
-        "eer_percent": initial.eer_percent,
-        "min_dcf": initial.min_dcf,
-        "best_less_initial": by_figure,
-    }
-    return sentences, worse
 
 
 class StagedRun:

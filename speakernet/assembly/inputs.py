@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+import speakernet
 from speakernet import distributed
 from speakernet.config import Config, ConfigError
 from speakernet.config.schema import with_options
-from speakernet.corpora.pairs import hold_out
 from speakernet.corpora.synthetic import is_synthetic, make_corpus
 from speakernet.data.batches import speed_fractions
+from speakernet.data.joined import join
 from speakernet.data.lists import (
     TrainingList,
     TrialList,
@@ -31,10 +32,22 @@ from speakernet.data.lookup import LONG_LIST_BYTES, LookupTable, map_training_li
 from speakernet.data.opening import open_source
 from speakernet.data.sampling import Voices
 from speakernet.data.sources import AudioSource
+from speakernet.evaluation.cohort import speakers_to_leave_out
 from speakernet.files import sha256_of
+from speakernet.options import freeze
 
 logger = logging.getLogger(__name__)
 
+MAY_DIFFER = (
+    "_path",
+    "_list",
+    "test_lists",
+    "corpora",
+    "_corpus",
+    "speaker_table",
+    "initial_model",
+)
+"""Ends of the names of options that name files, which may lie elsewhere on another machine."""
 HEADER_THREADS = (
     16  # more than cores, because reading headers waits for the disk, especially a remote one
 )
@@ -73,6 +86,9 @@ class Inputs:
             sample_rate=self._data.sample_rate,
             shard_cache_gigabytes=self._data.shard_cache_gigabytes,
             show_progress=distributed.is_main(),
+        )
+        self._read_trials = functools.partial(
+            read_model_trials, enrolment=self._data.enrolment_list
         )
         self._kept: dict[tuple[Any, Path], Any] = {}
 
@@ -201,9 +217,6 @@ class Inputs:
         """Any trial list, whose audio need not be there."""
         return self._once(self._read_trials, path)  # type: ignore[no-any-return]
 
-    def _read_trials(self, path: str | Path) -> TrialList:
-        return read_model_trials(path, self._data.enrolment_list)
-
     @functools.cached_property
     def _named(self) -> dict[str, TrialInput]:
         """The lists of data.test_lists by name."""
@@ -240,9 +253,6 @@ class Inputs:
         """The whole training list, joined from several corpora if the configuration names them."""
         if not self._data.corpora:
             return self.training_input(self._data.train_list, self._data.train_path)
-        # Late: only training on several corpora needs it.
-        from speakernet.data.joined import join
-
         parts = {}
         for name, corpus in self._data.corpora.items():
             parts[name] = self.training_input(corpus.train_list, corpus.train_path)
@@ -251,6 +261,9 @@ class Inputs:
     @functools.cached_property
     def _held_out(self) -> tuple[TrainingInput, TrialInput]:
         """The training list split by `data.validation_speakers`."""
+        # Late: few runs draw their own validation trials.
+        from speakernet.corpora.pairs import hold_out
+
         # The split comes before any other use of the list, so that classes, mean embedding and
         # cohort are without the held-out speakers.
         rows, source = self.listed
@@ -346,7 +359,7 @@ def with_default_paths(config: Config) -> Config:
     for name, test_list in data.test_lists.items():
         path = test_list.path or test[1] or str(audio_folder_of(test_list.list))
         named[name] = test_list.model_copy(update={"path": path})
-    values: dict[str, Any] = {"test_lists": named}
+    values: dict[str, Any] = {"test_lists": freeze(named)}
     lists = {"train": (data.train_list, data.train_path), "validation": validation, "test": test}
     for kind, (path, folder) in lists.items():
         if path and not folder:
@@ -371,3 +384,55 @@ def voices_of(config: Config) -> Voices:
 def chosen_by_validation(config: Config) -> bool:
     """Whether validation trials influence a training run."""
     return config.training.final_model == "best" or config.schedule.name == "plateau"
+
+
+def cohort_of(config: Config, inputs: Inputs) -> tuple[TrainingList, AudioSource, np.ndarray]:
+    """The list of the cohort, its audio, and the speakers who are left out, as rows of its table:
+    those who choose the model or calibrate its scores.
+
+    Raises:
+        ValueError: no list, or fewer than two speakers are left.
+    """
+    # Nobody in the cohort may choose the model, calibrate its scores or be in the trials. The first
+    # two are removed here; the last cannot be seen from a trial list that names no speakers, and is
+    # no more than a warning (`with_provenance`).
+    section = config.evaluation
+    data = config.data
+    path = section.cohort_list or data.train_list
+    if not path and not data.corpora:
+        raise ValueError(
+            f"score_norm {section.score_norm} needs a cohort: set --cohort_list (`speaker path` on "
+            "each line)"
+        )
+    root = section.cohort_path
+    if not root and path == data.train_list:
+        root = data.train_path
+    cohort = inputs.training_input(path, root) if path else inputs.listed
+    used_by = []
+    if section.calibration_list:
+        used_by.append(inputs.trials(section.calibration_list))
+    # When a model file is scored, the lists of its training need not be there.
+    if data.validation_speakers and inputs.has_training_list():
+        used_by.append(inputs.validation.trials)
+    elif data.validation_list != data.test_list and Path(data.validation_list).is_file():
+        used_by.append(inputs.trials(data.validation_list))
+    left_out = speakers_to_leave_out(cohort.rows, used_by, section.score_norm)
+    return *cohort, left_out
+
+
+def compared_options(config: Config) -> dict[str, Any]:
+    """The options that must be the same on all ranks; paths may differ between machines."""
+    options = {
+        "the version of speakernet": speakernet.__version__,
+        "the version of torch": str(torch.__version__),
+        # Lists are compared later, by content.
+        "data.test_lists": [
+            (name, options.test_interval) for name, options in config.data.test_lists.items()
+        ],
+        "data.corpora": [(name, corpus.weight) for name, corpus in config.data.corpora.items()],
+    }
+    for section, fields in config.model_dump().items():
+        for name, value in fields.items():
+            if not name.endswith(MAY_DIFFER):
+                options[f"{section}.{name}"] = value
+    return options

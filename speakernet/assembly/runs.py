@@ -1,72 +1,51 @@
-"""The two kinds of run: train a model and write its report, and score a trial list with a model.
+"""A training run, from the configuration to the report.
 
-Training first checks everything that can be refused: options, lists, files, free space.
+It first checks everything that can be refused: options, lists, files, free space.
 """
 
 import contextlib
 import dataclasses
 import logging
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
-import speakernet
 from speakernet import distributed
-from speakernet.assembly.evaluation import build_validation, cohort_of, run_evaluation
-from speakernet.assembly.fine_tuning import (
-    StagedRun,
-    compared_with_initial_model,
-    refuse_other_network,
-)
+from speakernet.assembly.fine_tuning import StagedRun, refuse_other_network
 from speakernet.assembly.inputs import (
     Inputs,
     chosen_by_validation,
+    cohort_of,
+    compared_options,
     make_synthetic_corpus,
     with_default_paths,
 )
 from speakernet.assembly.training import build_model, prepare_machine, refuse_impossible
+from speakernet.assembly.validation import build_validation
 from speakernet.checkpoint import read_own_checkpoint
 from speakernet.checks import Finding, worst
-from speakernet.checks.lists import quick_check
+from speakernet.checks.lists import quick_check, trial_audio
 from speakernet.checks.samples import read_facts, sample_findings
 from speakernet.config import Config, ConfigError, LoadedConfig
 from speakernet.config.schema import stages_of
 from speakernet.distributed import refuse_differences
-from speakernet.evaluation.evaluate import Evaluation
-from speakernet.evaluation.provenance import earlier_report, with_earlier_lists
-from speakernet.evaluation.results import Results
-from speakernet.files import human_bytes, sha256_of
+from speakernet.evaluation.files import Evaluation, earlier_report
+from speakernet.files import human_bytes
 from speakernet.machine.device import find_device
 from speakernet.machine.facts import system_info, usable_cores
 from speakernet.machine.settings import seed_everything
 from speakernet.models.model_file import voices_caution
 from speakernet.models.speaker_net import SpeakerNet
-from speakernet.run_folder import BEST, LAST, PLOTS, evaluation_folder, is_reported, lock_folder
+from speakernet.run_folder import LAST, is_reported, lock_folder
 from speakernet.terminal import counted
 from speakernet.training.stopping import StopRequest
-from speakernet.training.trackers import TEST_FIGURES, Trackers
 
-PLOTS_OF_ERRORS = ("det", "scores", "llrs")
-"""Plots of the report that are also sent to trackers."""
 READ_AT_START_SECONDS = 3600.0
 """Trial lists with at most this much audio are decoded before the first step; longer ones are left
 to the doctor."""
 SHOWN = ("speakers", "training audio: length", "trials", "trial identity")
 """Findings shown even if all is well, because they report amounts; the others then go to log.txt
 only."""
-MAY_DIFFER = (
-    "_path",
-    "_list",
-    "test_lists",
-    "corpora",
-    "_corpus",
-    "speaker_table",
-    "initial_model",
-)
-"""Ends of the names of options that name files, which may lie elsewhere on another machine."""
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +106,7 @@ def _train_and_report(config: Config) -> TrainingOutcome:
     # Before the network is built, because its weights are drawn from torch's global generator.
     seed_everything(config.runtime.seed)
     net = build_model(config)
-    refuse_differences(_compared_options(config))
+    refuse_differences(compared_options(config))
     for stage in stages_of(config).values():
         refuse_impossible(stage, net, device)
     initial_model = refuse_other_network(config, net)
@@ -173,91 +152,14 @@ def _train_and_report(config: Config) -> TrainingOutcome:
     # Locked as in training, so that a second start does not remove files that are still being
     # written.
     with _lock_for_all_ranks(run_folder):
-        evaluation = run_evaluation(config, inputs, summary["best_path"], after_training=True)
-        if config.training.initial_model:
-            evaluation = compared_with_initial_model(config, inputs, summary, evaluation)
+        # Late: training needs none of it, and matplotlib takes half a second.
+        from speakernet.assembly.reports import report_training
+
         # A run whose training had already finished takes no steps; its performance is in the model
         # file.
         performance = summary["performance"] if is_trained else best.get("performance")
-        results = dataclasses.replace(evaluation.results, performance=performance)
-        if summary["changed_lists"]:
-            results = with_earlier_lists(results, earlier, of_training)
-        evaluation = dataclasses.replace(evaluation, results=results)
-        if distributed.is_main():
-            _write_evaluations(evaluation, run_folder, run_folder)
-            _send_results(config, results, summary)
+        evaluation = report_training(config, inputs, summary, performance, earlier)
     return TrainingOutcome(summary, evaluation, run_folder)
-
-
-def _send_results(config: Config, results: Results, summary: Mapping[str, Any]) -> None:
-    """Send the figures of the test, its plots and the model to the trackers."""
-    run_folder = config.run_folder
-    plots = [run_folder / PLOTS / f"{name}.png" for name in PLOTS_OF_ERRORS]
-    figures = {name: value for name, value in results.to_dict().items() if name in TEST_FIGURES}
-    steps = int(summary["steps"])
-    trackers = Trackers([*config.training.trackers], run_folder, {}, steps)
-    written = [plot for plot in plots if plot.is_file()]
-    trackers.results(steps, figures, written, Path(summary["best_path"]))
-    trackers.close()
-
-
-def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, list[Path]]:
-    """Score the test list with `training.initial_model` (or the run's best.pt); return the
-    evaluation and its files.
-    """
-    refuse_differences({"the command": "scoring (--eval)"})
-    config = loaded.config
-    run_folder = config.run_folder
-    model = Path(config.training.initial_model or run_folder / BEST)
-    if not distributed.from_main(model.is_file):
-        raise ConfigError(
-            f"no model file at {model}; give one with --initial_model FILE (training writes "
-            "<save_path>/best.pt), or evaluate score files with `speakernet evaluate --scores FILE "
-            "--trials LIST`"
-        )
-    refuse_differences(_compared_options(config))
-    device = prepare_machine(config)
-    logger.debug("machine: %s", system_info())
-    config = with_default_paths(make_synthetic_corpus(config))
-    inputs = Inputs(config, device)
-    # On another machine, a different file may have this path.
-    weights = sha256_of(model) if model.is_file() else "no such file"
-    refuse_differences({**inputs.checksums(of_training=False), f"{model} (SHA-256)": weights})
-    evaluation = run_evaluation(config, inputs, model)
-    folder = evaluation_folder(run_folder, config.data.test_list)
-    if not distributed.is_main():
-        return evaluation, []
-    return evaluation, _write_evaluations(evaluation, run_folder, folder)
-
-
-def _write_evaluations(evaluation: Evaluation, run_folder: Path, folder: Path) -> list[Path]:
-    """Write the results of the other lists, then those of the run into `folder`: their presence
-    marks it as finished. Returns the files in `folder`.
-    """
-    # Late: only a finished run needs matplotlib, which takes half a second.
-    from speakernet.evaluation.report import write_evaluation
-
-    for name, other in evaluation.others.items():
-        write_evaluation(evaluation_folder(run_folder, name), other)
-    return [folder / name for name in write_evaluation(folder, evaluation)]
-
-
-def _compared_options(config: Config) -> dict[str, Any]:
-    """The options that must be the same on all ranks; paths may differ between machines."""
-    options = {
-        "the version of speakernet": speakernet.__version__,
-        "the version of torch": str(torch.__version__),
-        # Lists are compared later, by content.
-        "data.test_lists": [
-            (name, options.test_interval) for name, options in config.data.test_lists.items()
-        ],
-        "data.corpora": [(name, corpus.weight) for name, corpus in config.data.corpora.items()],
-    }
-    for section, fields in config.model_dump().items():
-        for name, value in fields.items():
-            if not name.endswith(MAY_DIFFER):
-                options[f"{section}.{name}"] = value
-    return options
 
 
 def check_options(config: Config) -> list[Finding]:
@@ -317,7 +219,7 @@ def check_inputs(config: Config, inputs: Inputs, net: SpeakerNet) -> None:
             # Evaluation audio is decoded here, so that damage is not found after the last epoch.
             if source.lookup_table(trials.recordings).seconds.sum() <= READ_AT_START_SECONDS:
                 facts = read_facts(source, trials.recordings, usable_cores())
-                findings += sample_findings(facts, f"trial audio ({Path(trials.source).name})")
+                findings += sample_findings(facts, trial_audio(trials))
     errors = [finding for finding in findings if finding.level == "error"]
     for finding in findings:
         level = logging.WARNING if finding.level == "warning" else logging.DEBUG

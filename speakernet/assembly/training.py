@@ -19,11 +19,7 @@ from torch import nn
 
 from speakernet import distributed
 from speakernet.config import ConfigError
-from speakernet.config.problems import (
-    needs_gradient_cache,
-    options_without_effect,
-    training_problems,
-)
+from speakernet.config.problems import options_without_effect, training_problems
 from speakernet.config.schema import Config, stages_of
 from speakernet.data.augment.codecs import refuse_lacking
 from speakernet.data.lookup import default_cache_folder
@@ -136,7 +132,7 @@ def _compile_obstacles(config: Config, net: nn.Module, device: torch.device) -> 
     obstacles = compiling.obstacles(
         config.runtime,
         device,
-        caches_gradients=needs_gradient_cache(config),
+        caches_gradients=config.loss.is_metric and config.training.accumulation_steps > 1,
         varies_lengths=config.data.crop_frames_max > config.data.crop_frames,
         is_safe_in_channels_last=is_safe_in_channels_last(net),
     )

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from speakernet.checks import Finding
-from speakernet.checks.lists import overlap_findings, quick_check
+from speakernet.checks.lists import overlap_findings, quick_check, trial_audio
 from speakernet.checks.samples import (
     SampleFacts,
     read_facts,
@@ -148,8 +148,7 @@ def full_check(request: CheckRequest) -> list[Finding]:
     if training is not None:
         checked.append(_CheckedList(training, source, "training audio"))
     for trial_list, audio in trials:
-        check = f"trial audio ({Path(trial_list.source).name})"
-        checked.append(_CheckedList(trial_list, audio, check))
+        checked.append(_CheckedList(trial_list, audio, trial_audio(trial_list)))
     # Kept to the end, to find recordings of the trials in the training audio.
     facts: dict[str, SampleFacts] = {}
     for item in checked:
@@ -162,8 +161,7 @@ def full_check(request: CheckRequest) -> list[Finding]:
         # Calibrating on the reported list itself is reported by the evaluation.
         if fitted_on is not None and fitted_on.sha256 != trial_list.sha256:
             findings += _calibration_findings(fitted_on, trial_list)
-        check = f"trial audio ({Path(trial_list.source).name})"
-        findings += _shortcut_findings(trial_list, audio, facts.get(check))
+        findings += _shortcut_findings(trial_list, audio, facts.get(trial_audio(trial_list)))
     for first, second in itertools.combinations(facts, 2):
         findings += shared_findings(
             facts[first], facts[second], (first, second), renamed=first != "training audio"

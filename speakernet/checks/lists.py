@@ -70,12 +70,17 @@ def quick_check(
         )
     for trial_list, source in trials:
         findings += trial_findings(trial_list)
-        check = f"trial audio ({PurePosixPath(trial_list.source).name})"
+        check = trial_audio(trial_list)
         # No missing file is tolerated, because it affects all its trials and so the error rate.
         findings += file_findings(trial_list.recordings, source, check, 0.0, min_seconds)
         for listed in lists:
             findings += overlap_findings(listed, trial_list)
     return findings
+
+
+def trial_audio(trials: TrialList) -> str:
+    """What the checks of a trial list's audio are called."""
+    return f"trial audio ({PurePosixPath(trials.source).name})"
 
 
 def _other_kind(listed: TrainingList) -> str:

@@ -13,7 +13,7 @@ again, because a store belongs to one model.
 import argparse
 from pathlib import Path
 
-from speakernet.cli import FILE_TO_CHANGE, MODEL, is_own, output_path
+from speakernet.cli.shared import FILE_TO_CHANGE, MODEL, is_own, output_path
 from speakernet.data.lists import read_trials
 from speakernet.evaluation.options import ADAPTATIONS
 from speakernet.terminal import counted

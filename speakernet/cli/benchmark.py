@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from speakernet.cli import load_configuration, output_path
+from speakernet.cli.shared import load_configuration, output_path
 from speakernet.files import atomic_write
 from speakernet.machine.facts import system_info
 

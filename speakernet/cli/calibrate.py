@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from speakernet.cli import (
+from speakernet.cli.shared import (
     FILE_TO_CHANGE,
     MODEL,
     STORE,

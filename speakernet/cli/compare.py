@@ -27,18 +27,18 @@ from speakernet.evaluation.figures import (
     compare_scores,
     short_names,
 )
-from speakernet.evaluation.files import (
+from speakernet.evaluation.files import read_results
+from speakernet.evaluation.options import UNIT_COST, EvaluationOptions
+from speakernet.evaluation.results import headline
+from speakernet.evaluation.speakers import speakers_of
+from speakernet.evaluation.systems import (
     chosen_on_reported,
     common_costs,
     configuration_of,
     find_scores,
     is_other_seed,
     list_in_common,
-    read_results,
 )
-from speakernet.evaluation.options import UNIT_COST, EvaluationOptions
-from speakernet.evaluation.results import headline
-from speakernet.evaluation.speakers import speakers_of
 from speakernet.options import default_of
 from speakernet.run_folder import RESULTS
 
@@ -136,10 +136,14 @@ def run(arguments: argparse.Namespace) -> list[str]:
         priors=arguments.priors,
         is_paired=_have_same_seeds(systems),
     )
+    letters = [chr(ord("A") + number) for number in range(len(systems))]
     # Runs that differ only in their seed are one system, so such a difference is marked.
     first, *others = (system.runs[0].configuration for system in systems)
-    result = result.with_one_system([is_other_seed(first, other) for other in others])
-    letters = [chr(ord("A") + number) for number in range(len(systems))]
+    same = [
+        letter
+        for letter, other in zip(letters[1:], others, strict=True)
+        if is_other_seed(first, other)
+    ]
     lines = _describe(systems, letters, short_names([str(path) for path in paths]))
     origin = f"{speakers.count:,} speakers, taken from the {speakers.rule}"
     lines.append(f"{len(trials):,} trials of {trials.source}; {origin}")
@@ -150,7 +154,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
     columns = [headline(system, DIGITS) for system in result.systems]
     for row in zip(*columns, strict=True):
         lines.append(f"{row[0].label:<16}" + "".join(f"{figure.number:>10}" for figure in row))
-    return [*lines, "", *result.sentences(letters), *_cautions(systems, letters)]
+    return [*lines, "", *result.sentences(letters, same), *_cautions(systems, letters)]
 
 
 def _read_groups(words: Sequence[str]) -> dict[str, list[Path]]:

@@ -14,18 +14,24 @@ import argparse
 import dataclasses
 import json
 import sys
+import textwrap
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-from speakernet.checks import Finding, closing_line, table, worst
+from speakernet.checks import Finding, worst
 from speakernet.checks.doctor import CheckRequest, augmentation_findings, full_check
-from speakernet.cli import load_configuration
+from speakernet.cli.shared import load_configuration
 from speakernet.config import Config
 from speakernet.corpora.listing import positive_int
 from speakernet.data.lists import audio_folder_of
 from speakernet.files import is_address
 from speakernet.machine.facts import system_info, usable_cores
+from speakernet.terminal import counted
 
 TAKES_CONFIG = True
+TABLE_WIDTH = 118
 
 
 ARGUMENTS = {
@@ -92,28 +98,77 @@ def run(arguments: argparse.Namespace) -> int:
     return int(level == "error")
 
 
+def closing_line(findings: Iterable[Finding], *, has_data: bool) -> str:
+    """The conclusion in one line; without data it concerns only the machine.
+
+    >>> closing_line([Finding("warning", "balance", "odd"), Finding("ok", "a", "b")], has_data=True)
+    '1 warning: you can train'
+    """
+    # Many read only the last line, so it must not promise more than was checked.
+    levels = Counter(finding.level for finding in findings)
+    counts = [counted(levels[level], level) for level in ("error", "warning") if levels[level]]
+    conclusion = "you can train"
+    if levels["error"]:
+        conclusion = "fix the errors before you train"
+    elif not has_data:
+        conclusion = "you can train on this machine; add --config or --list to check data"
+    return f"{', '.join(counts) or 'no problems'}: {conclusion}"
+
+
+def table(findings: Iterable[Finding]) -> str:
+    """The findings as text: level, check and message, with examples and advice on separate
+    lines.
+    """
+    # Examples and advice get lines of their own, because paths do not fit into columns.
+    findings = list(findings)
+    width = max([len(finding.check) for finding in findings] + [5])
+    indent = " " * (width + 10)
+    lines = [f"{'level':<8} {'check':<{width}} found"]
+    for finding in findings:
+        lines += _wrap(f"{finding.level:<8} {finding.check:<{width}} ", finding.message)
+        for example in finding.examples:
+            lines += _wrap(f"{indent}- ", example)
+        if finding.advice:
+            lines += _wrap(f"{indent}-> ", finding.advice)
+    return "\n".join(lines)
+
+
+def _wrap(start: str, text: str) -> list[str]:
+    """The lines of a text that begins after `start`, where its further lines are indented to."""
+    # Long words are mostly paths, which people copy, so they are not broken.
+    wrapper = textwrap.TextWrapper(
+        TABLE_WIDTH,
+        initial_indent=start,
+        subsequent_indent=" " * len(start),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return wrapper.wrap(text) or [start]
+
+
 def _request(arguments: argparse.Namespace, config: Config | None) -> CheckRequest:
     # "Not at least", because a NaN is not below 0 either.
     if not arguments.min_seconds >= 0:
         raise ValueError(f"--min_seconds {arguments.min_seconds:g}; expected at least 0")
     # The most specific comes first: --trial_root, the root of all lists, the list's own folder.
     root = arguments.trial_root or arguments.root
-    request = CheckRequest(
-        trials=tuple((path, root or audio_folder_of(path)) for path in arguments.trials),
-        min_seconds=arguments.min_seconds,
-        is_fast=arguments.fast,
-        num_jobs=arguments.jobs,
-    )
+    named = tuple((path, root or audio_folder_of(path)) for path in arguments.trials)
+    request: dict[str, Any] = {
+        "trials": named,
+        "min_seconds": arguments.min_seconds,
+        "is_fast": arguments.fast,
+        "num_jobs": arguments.jobs,
+    }
     if config is None:
         if arguments.list:
-            train_root = arguments.root or audio_folder_of(arguments.list)
-            request = dataclasses.replace(request, train_list=arguments.list, train_root=train_root)
-        return request
-    request = dataclasses.replace(request, save_path=Path(config.training.save_path or "exps"))
+            request["train_list"] = arguments.list
+            request["train_root"] = arguments.root or audio_folder_of(arguments.list)
+        return CheckRequest(**request)
+    request["save_path"] = config.run_folder
     # The first run makes the lists of a synthetic corpus; until then they would be reported as
     # missing.
     if _is_corpus_pending(config):
-        return dataclasses.replace(request, trials=())
+        return CheckRequest(**request | {"trials": ()})
     data = config.data
     trials = [(data.validation_list, data.validation_path), (data.test_list, data.test_path)]
     # Optional lists are checked when training starts.
@@ -126,22 +181,21 @@ def _request(arguments: argparse.Namespace, config: Config | None) -> CheckReque
     for name, corpus in data.corpora.items():
         corpora[name] = _locate_list(corpus.train_list, corpus.train_path)
     if data.train_list:
-        train_list, train_root = _locate_list(data.train_list, data.train_path)
-        request = dataclasses.replace(request, train_list=train_list, train_root=train_root)
-    cohort = config.evaluation.cohort_list
-    calibration = config.evaluation.calibration_list
-    return dataclasses.replace(
-        request,
-        cohort_list=Path(cohort) if cohort else None,
-        calibration_list=Path(calibration) if calibration else None,
-        corpora=corpora,
-        trials=(*sorted(trial_lists, key=str), *request.trials),
-        enrolment=data.enrolment_list,
-        min_utterances=data.utterances_per_speaker,
+        listed = _locate_list(data.train_list, data.train_path)
+        request["train_list"], request["train_root"] = listed
+    for option in ("cohort_list", "calibration_list"):
+        if path := getattr(config.evaluation, option):
+            request[option] = Path(path)
+    request |= {
+        "corpora": corpora,
+        "trials": (*sorted(trial_lists, key=str), *named),
+        "enrolment": data.enrolment_list,
+        "min_utterances": data.utterances_per_speaker,
         # The same tolerance for missing files as in training.
-        max_bad_share=data.max_bad_share if data.on_bad_audio == "skip" else 0.0,
-        sample_rate=data.sample_rate,
-    )
+        "max_bad_share": data.max_bad_share if data.on_bad_audio == "skip" else 0.0,
+        "sample_rate": data.sample_rate,
+    }
+    return CheckRequest(**request)
 
 
 def _locate_list(path: str, audio: str) -> tuple[Path, str | Path]:

@@ -15,7 +15,7 @@ import logging
 import os
 import sys
 
-from speakernet.cli import CHANNEL, MODEL, load_verifier, output_path
+from speakernet.cli.shared import CHANNEL, MODEL, load_verifier, output_path
 from speakernet.data.parts import PART_HELP, WHOLE, WorkPart, list_parts, parse_part
 from speakernet.distributed import find_place
 from speakernet.terminal import counted
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 def run(arguments: argparse.Namespace) -> int:
     """Embed, write and report the counts; the exit status is 1 if recordings were left out."""
     # Late: --help and a mistyped option need no torch.
-    from speakernet.data.spoken import cut_to_speech
+    from speakernet.data.speech import cut_to_speech
     from speakernet.inference.bulk import embed_files
     from speakernet.inference.recordings import audio_inputs
 

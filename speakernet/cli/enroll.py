@@ -18,7 +18,7 @@ import os
 import sys
 from pathlib import Path
 
-from speakernet.cli import CHANNEL, MODEL, STORE, load_verifier, store_key, warn_of_model
+from speakernet.cli.shared import CHANNEL, MODEL, STORE, load_verifier, store_key, warn_of_model
 from speakernet.terminal import counted
 
 ARGUMENTS = {

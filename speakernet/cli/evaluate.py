@@ -19,15 +19,17 @@ from pathlib import Path
 
 import numpy as np
 
-from speakernet.cli import is_own, output_path, train
+from speakernet.cli import train
+from speakernet.cli.shared import is_own, output_path
 from speakernet.data.lists import read_trials
 from speakernet.evaluation.calibration import AffineCalibration
 from speakernet.evaluation.figures import MIN_DRAWS, cautions, figures
-from speakernet.evaluation.files import Evaluation, chosen_on_reported, find_scores, list_in_common
+from speakernet.evaluation.files import Evaluation
 from speakernet.evaluation.fitting import fit_calibration
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import Results, headline
 from speakernet.evaluation.speakers import speakers_of
+from speakernet.evaluation.systems import chosen_on_reported, find_scores, list_in_common
 from speakernet.files import refuse_overwriting, sha256_of
 from speakernet.options import DEFAULT_SEED, default_of
 from speakernet.run_folder import (

@@ -10,7 +10,7 @@ embeddings.
 import argparse
 from pathlib import Path
 
-from speakernet.cli import MODEL_ARGUMENT, output_path
+from speakernet.cli.shared import MODEL_ARGUMENT, output_path
 
 ARGUMENTS = {
     "model": MODEL_ARGUMENT,

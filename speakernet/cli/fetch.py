@@ -11,7 +11,7 @@ folder for model files.
 
 import argparse
 
-from speakernet.cli import output_path
+from speakernet.cli.shared import output_path
 from speakernet.files import human_bytes, place
 
 ERROR_STATUS = 2

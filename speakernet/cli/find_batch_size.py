@@ -9,7 +9,7 @@ import argparse
 import functools
 import math
 
-from speakernet.cli import load_configuration
+from speakernet.cli.shared import load_configuration
 
 TAKES_CONFIG = True
 

@@ -14,7 +14,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
-from speakernet.cli import (
+from speakernet.cli.shared import (
     CHANNEL,
     DECISION,
     MODEL,

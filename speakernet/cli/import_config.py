@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-from speakernet.cli import output_path
+from speakernet.cli.shared import output_path
 from speakernet.config.schema import config_from_dict
 from speakernet.config.wespeaker import SAME, convert
 from speakernet.files import FileError, atomic_write, read_yaml_file

@@ -8,7 +8,7 @@ RawNet3, the pooling of a VGGVox without attention, and the loss.
 
 import argparse
 
-from speakernet.cli import output_path
+from speakernet.cli.shared import output_path
 
 ARGUMENTS = {
     "file": {"help": "the checkpoint"},

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from speakernet.cli import MODEL_ARGUMENT
+from speakernet.cli.shared import MODEL_ARGUMENT
 from speakernet.files import human_bytes, sha256_of
 
 ARGUMENTS = {"model": MODEL_ARGUMENT}

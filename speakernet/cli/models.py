@@ -8,7 +8,7 @@ licence.
 
 import argparse
 
-from speakernet.cli import RECOMMENDED
+from speakernet.cli.shared import RECOMMENDED
 
 LISTS = ("VoxCeleb1-O", "CN-Celeb")
 ROW = "{:<34}{:>16}{:>13}{:>12}{:>9}  {:<13}{:<8}{}"

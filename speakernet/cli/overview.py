@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 
 import speakernet
-from speakernet.cli import COMMANDS, build_parser, load_command, module_of
+from speakernet.cli import COMMANDS, module_of
+from speakernet.cli.parsing import build_parser, load_command
 from speakernet.options import suggestion
 
 PARSES_ITSELF = True

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from speakernet.cli import output_path
+from speakernet.cli.shared import output_path
 from speakernet.corpora.listing import positive_int
 from speakernet.corpora.pack_inputs import open_inputs
 from speakernet.data.lists import (

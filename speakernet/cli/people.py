@@ -13,7 +13,14 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
-from speakernet.cli import MODEL, MODEL_ARGUMENT, STORE, load_verifier, output_path, store_key
+from speakernet.cli.shared import (
+    MODEL,
+    MODEL_ARGUMENT,
+    STORE,
+    load_verifier,
+    output_path,
+    store_key,
+)
 from speakernet.terminal import counted, text_table
 
 if TYPE_CHECKING:

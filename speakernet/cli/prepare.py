@@ -13,7 +13,7 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from speakernet import cli
+from speakernet.cli import parsing
 from speakernet.files import own_command
 from speakernet.options import suggestion
 
@@ -67,7 +67,7 @@ def build_parser(name: str) -> argparse.ArgumentParser:
     # Help and messages name the command as it was started, `python data_prep/musan.py` in a
     # checkout, so that it can be copied.
     command = own_command(f"prepare {name}")
-    parser = cli.build_parser(corpus, command)
+    parser = parsing.build_parser(corpus, command)
     parser.formatter_class = HelpFormatter
     parser.description = (corpus.__doc__ or "").replace(f"speakernet prepare {name}", command)
     if corpus.ACTIONS:
@@ -79,5 +79,5 @@ def build_parser(name: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _load(name: str) -> cli.Command:
-    return cli.load_command(f"speakernet.corpora.{MODULES.get(name, name)}")
+def _load(name: str) -> parsing.Command:
+    return parsing.load_command(f"speakernet.corpora.{MODULES.get(name, name)}")

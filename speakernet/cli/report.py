@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from speakernet.cli import output_path
+from speakernet.cli.shared import output_path
 from speakernet.files import FileError, atomic_write, open_text, reading, sha256_of
 
 EXPORTED = ".speakernet-export.json"

@@ -8,7 +8,7 @@ is never kept; the store holds embeddings.
 import argparse
 from pathlib import Path
 
-from speakernet.cli import MODEL, store_key
+from speakernet.cli.shared import MODEL, store_key
 
 ARGUMENTS = {
     **MODEL,
@@ -45,12 +45,12 @@ ARGUMENTS = {
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C."""
     # Late: --help needs neither torch nor the server's libraries.
-    from speakernet.inference.serve.server import start
+    from speakernet.inference.serve.server import serve
 
     # With --in-browser the page runs the model itself: recordings never leave the visitor's
     # machine, but the visitor gets the weights.
     if arguments.in_browser is None:
-        return start(arguments, store_key(arguments))
+        return serve(arguments, store_key(arguments))
     # Late: it needs the export libraries.
     from speakernet.assembly.exchange import NUM_COMPARED
     from speakernet.corpora.synthetic.speech import SAMPLE_RATE, synthetic_speech
@@ -59,4 +59,4 @@ def run(arguments: argparse.Namespace) -> int:
     # Synthetic voices need no files and are enough to compare a graph with its network.
     speech = synthetic_speech(NUM_COMPARED, SAMPLE_RATE)
     files = page_files(arguments.model, arguments.in_browser, speech)
-    return start(arguments, store_key(arguments), files)
+    return serve(arguments, store_key(arguments), files)

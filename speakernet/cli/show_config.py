@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import yaml
 
-from speakernet.cli import load_configuration
+from speakernet.cli.shared import load_configuration
 from speakernet.config.reference import json_schema, reference
 
 TAKES_CONFIG = True

@@ -28,7 +28,7 @@ import contextlib
 import sys
 from pathlib import Path
 
-from speakernet.cli import load_configuration
+from speakernet.cli.shared import load_configuration
 from speakernet.corpora.listing import positive_int
 from speakernet.files import atomic_write
 from speakernet.run_folder import lock_folder, refuse_unusable

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from speakernet import distributed
-from speakernet.cli import load_configuration
+from speakernet.cli.shared import load_configuration
 from speakernet.distributed import find_place
 from speakernet.files import open_text, own_command
 from speakernet.run_folder import BEST, CONFIG, LOG, REPORT, RESULTS, LogFile, refuse_unusable
@@ -58,9 +58,6 @@ def run(arguments: argparse.Namespace) -> int | list[str]:
     with ranks:
         folder = Path(config.training.save_path)
         distributed.from_main(lambda: refuse_unusable(config.training.save_path))
-        # Late: every rank imports it after the process group exists.
-        from speakernet.assembly.runs import score_experiment, train_experiment
-
         with contextlib.nullcontext() if loaded.evaluate_only else _log_file(folder / LOG):
             # A file in sections gets speakernet's defaults, as everybody expects.
             level = logging.DEBUG if loaded.files and not loaded.is_classic else logging.INFO
@@ -68,10 +65,16 @@ def run(arguments: argparse.Namespace) -> int | list[str]:
             if loaded.assumed:
                 logger.info("assumed: %s", loaded.assumed)
             if loaded.evaluate_only:
+                # Late: every rank imports it after the process group exists.
+                from speakernet.assembly.reports import score_experiment
+
                 evaluation, written = score_experiment(loaded)
                 lines = [*evaluation.lines(), written_line(written)]
                 results = [path for path in written if path.name == RESULTS]
             else:
+                # Late: as above.
+                from speakernet.assembly.runs import train_experiment
+
                 outcome = train_experiment(loaded)
                 lines = _training_lines(outcome, plugins, config.training)
                 results = [outcome.run_folder / RESULTS]

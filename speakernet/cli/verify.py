@@ -17,7 +17,7 @@ import json
 import logging
 import sys
 
-from speakernet.cli import (
+from speakernet.cli.shared import (
     CHANNEL,
     DECISION,
     MODEL,

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from speakernet.cli import (
+from speakernet.cli.shared import (
     CHANNEL,
     DECISION,
     MODEL,
@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace) -> list[str]:
     """Find the turns, write or print them, and enrol the speakers that were given names."""
     # Late: --help and a mistyped option need no torch.
     from speakernet.inference.who import files, transcripts
-    from speakernet.inference.who.enrolment import speaker_called
+    from speakernet.inference.who.conversation import speaker_called
     from speakernet.inference.who.rttm import rttm_lines
 
     # All options are checked before the model is loaded, and the transcript is read before the
@@ -172,7 +172,7 @@ def _enroll(
 ) -> None:
     """Add the voices to the store, which is created if it does not exist."""
     # Late: --help and a mistyped option need no torch.
-    from speakernet.inference.who.enrolment import enroll_speaker
+    from speakernet.inference.who.conversation import enroll_speaker
 
     open_store = functools.cache(
         functools.partial(verifier.people, arguments.store, store_key(arguments))

@@ -339,10 +339,6 @@ def save_config(config: Config, path: Path) -> None:
     del values["training"]["save_path"]
     for section, fields in values.items():
         _make_inputs_absolute(getattr(config, section), fields)
-    for name, test_list in config.data.test_lists.items():
-        _make_inputs_absolute(test_list, values["data"]["test_lists"][name])
-    for name, corpus in config.data.corpora.items():
-        _make_inputs_absolute(corpus, values["data"]["corpora"][name])
     # Written before the configuration, which cannot be read without them.
     for name, (text, _) in PLUGIN_MODULES.items():
         with atomic_write(path.with_name(f"{name}.py"), "wb") as copy:
@@ -352,10 +348,13 @@ def save_config(config: Config, path: Path) -> None:
 
 
 def _make_inputs_absolute(options: Options, fields: dict[str, Any]) -> None:
-    for name in type(options).model_fields:
-        path = fields.get(name)
-        if path and is_input(type(options), name) and not is_address(path):
-            fields[name] = str(Path(path).absolute())
+    for name, value in options:
+        if is_input(type(options), name) and value and not is_address(value):
+            fields[name] = str(Path(value).absolute())
+        # Several lists or corpora by name.
+        for key, inner in value.items() if isinstance(value, Mapping) else ():
+            if isinstance(inner, Options):
+                _make_inputs_absolute(inner, fields[name][key])
 
 
 def compose(

@@ -168,8 +168,3 @@ def options_without_effect(
             "runtime.compile_mode",
             f"{runtime.compile_mode} has no effect on a CPU or without compiling",
         )
-
-
-def needs_gradient_cache(config: Config) -> bool:
-    """Whether accumulation has to go through the two-pass gradient cache."""
-    return config.loss.is_metric and config.training.accumulation_steps > 1

@@ -289,7 +289,7 @@ def json_schema() -> dict[str, Any]:
     for name, definition in definitions.items():
         if f"#/$defs/{name}" in text:
             used[name] = definition
-    schema = {
+    return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "speakernet configuration",
         "type": "object",
@@ -297,21 +297,6 @@ def json_schema() -> dict[str, Any]:
         "additionalProperties": False,
         "$defs": used,
     }
-    _unwrap_descriptions(schema)
-    return schema
-
-
-def _unwrap_descriptions(node: Any) -> None:
-    """Join the lines of every description: where the source breaks them means nothing."""
-    if isinstance(node, list):
-        for item in node:
-            _unwrap_descriptions(item)
-    elif isinstance(node, dict):
-        for key, value in node.items():
-            if key == "description" and isinstance(value, str):
-                node[key] = " ".join(value.split())
-            else:
-                _unwrap_descriptions(value)
 
 
 def _object(holder: str, definitions: dict[str, Any]) -> dict[str, Any]:

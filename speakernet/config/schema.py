@@ -321,7 +321,7 @@ def stages_of(config: Config) -> dict[str, Config]:
     stages: dict[str, Config] = {}
     before = config
     for plan in config.training.stages:
-        changes = {name: fields for name, fields in plan if isinstance(fields, dict)}
+        changes = {name: fields for name, fields in plan if isinstance(fields, Mapping)}
         try:
             before = _change(before, plan.epochs, changes, is_first=not stages)
             stages[plan.name] = before

@@ -50,16 +50,17 @@ ARGUMENTS = PUBLIC_ARGUMENTS | {
 
 def run(arguments: argparse.Namespace) -> int:
     lists = arguments.save_path / "cnceleb_lists"
-    summaries = [StepSummary("join", lists)] if arguments.join else []
+    summary = StepSummary("join", lists)
 
     def rows_of(root: Path) -> Iterable[Row]:
         write_published_trials(root, lists)
         rows = cnceleb_rows(root)
-        for summary in summaries:
-            return join_short(rows, root, arguments.num_jobs, summary, arguments.join_seconds)
-        return rows
+        if not arguments.join:
+            return rows
+        return join_short(rows, root, arguments.num_jobs, summary, arguments.join_seconds)
 
-    return prepare_public("cnceleb", arguments, rows_of, further_summaries=summaries)
+    further = [summary] if arguments.join else []
+    return prepare_public("cnceleb", arguments, rows_of, further_summaries=further)
 
 
 def cnceleb_rows(root: Path) -> Iterator[Row]:
@@ -143,6 +144,8 @@ def groups_of_length(seconds: list[float], min_seconds: float) -> list[list[int]
 
     >>> groups_of_length([2, 2, 2, 4, 1, 1], 5)
     [[0, 1, 2], [3, 4, 5]]
+    >>> groups_of_length([1, 1], 5)
+    [[0, 1]]
     """
     groups = []
     group: list[int] = []

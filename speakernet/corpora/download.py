@@ -1,5 +1,4 @@
-"""Fetch public corpora over HTTP: files and addresses from catalogue.yaml, resumed, retried,
-verified by MD5.
+"""Fetch files over HTTP: resumed, retried, verified by MD5.
 
 A file is fetched to `NAME.part`, verified and only then renamed to `NAME`; the next run resumes
 after a kill. Credentials are never sent to another host: requests drops them on a redirect.
@@ -13,7 +12,7 @@ import socket
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,16 +27,11 @@ from speakernet.files import (
     digest_of,
     in_place_of_a_file,
     parallel_map,
-    read_yaml_file,
-    reading,
 )
-from speakernet.options import lookup
 from speakernet.terminal import Bar
 
 logger = logging.getLogger(__name__)
 
-BYTES_PER_GIGABYTE = 1_000_000_000
-EXPECTED = "a table of corpora, each with 'files' (see catalogue.yaml)"
 NOTES_FOLDER = ".prepared"
 """Folder beside verified files with their MD5 sums, so that they are not read again."""
 BLOCK_BYTES = 1 << 20
@@ -73,27 +67,6 @@ class RemoteFile:
 
 
 @dataclass(frozen=True)
-class Corpus:
-    """All files of one corpus, by name; the ordered pieces of archives published in pieces; the
-    checksums.
-    """
-
-    files: Mapping[str, RemoteFile]
-    joined: Mapping[str, tuple[str, ...]]
-    sums: Mapping[str, str | None]
-
-    @property
-    def archives(self) -> list[str]:
-        """Every whole archive, published as one file or in pieces."""
-        pieces = {piece for archive in self.joined for piece in self.joined[archive]}
-        return [name for name in self.files if name not in pieces] + list(self.joined)
-
-    def pieces(self, archive: str) -> tuple[str, ...]:
-        """The files that make an archive: its pieces, or itself."""
-        return self.joined.get(archive, (archive,))
-
-
-@dataclass(frozen=True)
 class DownloadOptions:
     """Retries, timeout and credentials. Tests pass in `sleep`."""
 
@@ -104,57 +77,6 @@ class DownloadOptions:
     user: str = field(default="", repr=False)
     password: str = field(default="", repr=False)
     sleep: Callable[[float], None] = time.sleep
-
-
-def load_catalogue(path: str | Path | None = None) -> dict[str, Any]:
-    """The whole table: the shipped one, or a file in the same format."""
-    if path is None:
-        path = Path(__file__).with_name("catalogue.yaml")
-    with reading(path, EXPECTED):
-        return dict(read_yaml_file(path, EXPECTED))
-
-
-def load_corpus(
-    name: str,
-    *,
-    key: str = "",
-    base_url: str | None = None,
-    catalogue_path: str | Path | None = None,
-) -> Corpus:
-    """The files of one corpus, with the file for `{name}` and the access key for `{key}` in their
-    addresses.
-
-    `base_url` is a mirror that replaces the table's addresses, `catalogue_path` a table that
-    replaces the shipped one.
-    """
-    # The key is filled in here, so that it exists only as a part of addresses, which are never
-    # logged without `shown_url`.
-    entry = lookup(load_catalogue(catalogue_path), name, "corpus")
-    with reading(catalogue_path or "catalogue.yaml", EXPECTED):
-        templates = [base_url] if base_url else entry.get("base_urls", [])
-        files = {}
-        for file_name, facts in entry["files"].items():
-            files[file_name] = RemoteFile(
-                name=file_name,
-                urls=tuple(_address(template, file_name, key) for template in templates),
-                md5=facts.get("md5"),
-                num_bytes=int(facts.get("gigabytes", 0) * BYTES_PER_GIGABYTE),
-                access=entry.get("access", ""),
-            )
-        joined = entry.get("joined", {})
-        return Corpus(
-            files,
-            joined={whole: tuple(facts["parts"]) for whole, facts in joined.items()},
-            sums={name: facts.get("md5") for name, facts in (entry["files"] | joined).items()},
-        )
-
-
-def _address(template: str, name: str, key: str) -> str:
-    if "{name}" not in template:
-        template = template.rstrip("/") + "/{name}"
-    # Names and keys become part of an address, where `&` or `#` would change the request.
-    template = template.replace("{name}", urllib.parse.quote(name, safe=""))
-    return template.replace("{key}", urllib.parse.quote(key, safe=""))
 
 
 def remember_md5(path: Path, md5: str) -> None:

@@ -48,7 +48,7 @@ from speakernet.corpora.utterances import (
     row_by_folder,
     rows_by_pattern,
 )
-from speakernet.data.audio import AUDIO_SUFFIXES, CONVERTIBLE_SUFFIXES, SAMPLE_RATE, WRITABLE
+from speakernet.data.audio import AUDIO_SUFFIXES, CONVERTIBLE_SUFFIXES, WRITABLE
 from speakernet.data.ffmpeg import FFMPEG_VARIABLE
 from speakernet.data.folders import UnicodeNames, is_hidden, walk_recordings
 from speakernet.data.names import CONVERTED, folders_of, normal_name
@@ -173,7 +173,7 @@ def _prepare(arguments: Namespace, save_path: Path) -> int:
     summaries = [scan]
     if conversions:
         conversion = StepSummary("convert", save_path)
-        convert_all(conversions, "wav", SAMPLE_RATE, arguments.num_jobs, conversion)
+        convert_all(conversions, "wav", arguments.num_jobs, conversion)
         summaries = [conversion, scan]
         # A failed conversion is counted as broken, and a list must not name a missing file.
         failed = {str(target) for _, target in conversions if not target.exists()}

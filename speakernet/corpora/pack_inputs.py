@@ -10,6 +10,7 @@ before anything is read.
 import collections
 import contextlib
 import json
+import logging
 import os
 import tarfile
 import zipfile
@@ -28,19 +29,26 @@ from speakernet.corpora.archives import (
     zip_members,
 )
 from speakernet.corpora.steps import checked_relative, name_problem
-from speakernet.data.audio import AUDIO_SUFFIXES, AudioError, read_audio, read_audio_bytes, to_int16
+from speakernet.data.audio import (
+    AUDIO_SUFFIXES,
+    EXPECTED,
+    AudioError,
+    AudioInfo,
+    crop_of_file,
+    open_audio,
+    open_audio_bytes,
+    to_int16,
+)
 from speakernet.data.folders import UnicodeNames, is_hidden, walk_recordings
 from speakernet.data.lists import (
     BYTE_ORDER_MARK,
     MAX_SPEAKER_BYTES,
     RAW_LIST,
-    SEGMENTS,
     UTT2SPK,
     WAV_SCP,
     ListError,
     ListFile,
     NameIndex,
-    Recordings,
     StringTable,
     not_a_file,
     read_training_list,
@@ -50,6 +58,8 @@ from speakernet.data.names import compose_accents
 from speakernet.data.packing import PackInput
 from speakernet.files import reading
 from speakernet.terminal import MAX_NAMED
+
+logger = logging.getLogger(__name__)
 
 NOT_IN_ANY = -1
 FOLDER = "folder"
@@ -67,6 +77,10 @@ HEAD_BYTES = 65_536
 SHOWN_CHARACTERS = 120  # of a malformed value
 
 
+Recordings = tuple[StringTable, StringTable, StringTable | None]
+"""Utterances, the file of each (absolute or relative to the working directory), and its speaker."""
+
+
 class FileInput(PackInput):
     """Files by name: all recordings, or the listed ones; relative paths are below `root` or the
     working directory.
@@ -74,14 +88,13 @@ class FileInput(PackInput):
 
     def __init__(
         self,
-        recordings: Recordings,
+        names: StringTable,
+        files: StringTable,
+        speakers: StringTable | None,
         description: str,
         listed: StringTable | None = None,
         root: str = "",
     ) -> None:
-        names = recordings.names
-        files = recordings.files
-        speakers = recordings.speakers
         if listed is not None:
             rows = NameIndex(names).find(listed)
             names = listed
@@ -98,7 +111,8 @@ class FileInput(PackInput):
         if not file:
             raise _absent(self, row)
         path = os.path.join(self._root, file)  # noqa: PTH118  called a million times
-        return to_int16(read_audio(path, sample_rate=sample_rate))
+        with open_audio(path) as (opened, info):
+            return _samples_of(opened, info, path, sample_rate)
 
 
 class FolderInput(FileInput):
@@ -111,7 +125,7 @@ class FolderInput(FileInput):
             for name in names:
                 checked_relative(name)
         files = UnicodeNames(root).table(names)
-        super().__init__(Recordings(names, files), str(root), root=str(root))
+        super().__init__(names, files, None, str(root), root=str(root))
 
 
 class ArchiveInput(PackInput):
@@ -181,7 +195,19 @@ class ArchiveInput(PackInput):
         if content is None:
             content = archive.read(member)
         label = f"{archive.name}: {archive.files[member]}"
-        return to_int16(read_audio_bytes(content, label, sample_rate=sample_rate))
+        opened, info = open_audio_bytes(content, label)
+        return _samples_of(opened, info, label, sample_rate)
+
+
+def _samples_of(file: IO[bytes], info: AudioInfo, name: str, sample_rate: int) -> ndarray:
+    """The whole of an open audio file as mono int16 (samples,)."""
+    if info.is_truncated:
+        # Nobody can see it in the packed corpus, whose lengths are right.
+        logger.warning(
+            "%s: cut off: the file is shorter than its header says; packed as it is", name
+        )
+    with reading(name, EXPECTED, AudioError):
+        return to_int16(crop_of_file(file, info, name, 0, None, sample_rate))
 
 
 def _absent(source: PackInput, row: int) -> AudioError:
@@ -201,9 +227,9 @@ def open_inputs(
         if kind == FOLDER:
             return FolderInput(path, listed)
         if kind == KALDI:
-            return FileInput(_read_kaldi_folder(path), str(path), listed)
+            return FileInput(*_read_kaldi_folder(path), str(path), listed)
         if kind == RAW_LIST:
-            return FileInput(read_raw_list(path), str(path), listed)
+            return FileInput(*read_raw_list(path), str(path), listed)
     archives: list[Path] = []
     for path, kind in kinds.items():
         if kind == SHARD_LIST:
@@ -275,20 +301,14 @@ def _open(*paths: Path) -> IO[bytes]:
 
 def _read_kaldi_folder(folder: Path) -> Recordings:
     """The recordings of a Kaldi folder, with speakers if it has an `utt2spk`."""
-    if (folder / SEGMENTS).exists():
-        raise ListError(
-            f"{folder / SEGMENTS}: segments of recordings are not supported; save each as its own "
-            "file (Kaldi: utils/data/extract_wav_segments_data_dir.sh) and give that folder"
-        )
-    recordings = read_wav_scp(folder / WAV_SCP)
-    NameIndex(recordings.names).refuse_repeated(folder / WAV_SCP)
+    index, files = read_wav_scp(folder)
     if not (folder / UTT2SPK).is_file():
-        return recordings
+        return index.names, files, None
     listed = read_training_list(folder)
-    rows = NameIndex(listed.paths).find(recordings.names)
+    rows = NameIndex(listed.paths).find(index.names)
     # An utterance without a speaker has row -1, which gives an empty name.
     speakers = listed.speakers.take(np.where(rows < 0, rows, listed.labels[rows]))
-    return Recordings(recordings.names, recordings.files, speakers)
+    return index.names, files, speakers
 
 
 def read_raw_list(path: Path) -> Recordings:
@@ -311,7 +331,7 @@ def read_raw_list(path: Path) -> Recordings:
         raise ListError(f"{path}: the list is empty; expected {EXPECTED_RAW} per line")
     names, files, speakers = map(StringTable.from_strings, zip(*rows, strict=True))
     NameIndex(names).refuse_repeated(path)
-    return Recordings(names, files, speakers)
+    return names, files, speakers
 
 
 def _raw_problem(row: Any) -> str:

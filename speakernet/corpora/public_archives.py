@@ -4,14 +4,22 @@ unpack.
 Every step does only what is missing, and counts what it did in a `StepSummary`.
 """
 
+import itertools
 import os
+import urllib.parse
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from speakernet.corpora.archives import extract, join_pieces
-from speakernet.corpora.download import DownloadOptions, download_all, has_md5, load_corpus
+from speakernet.corpora.download import DownloadOptions, RemoteFile, download_all, has_md5
 from speakernet.corpora.steps import Arguments, StepSummary
+from speakernet.files import read_yaml_file, reading
+from speakernet.options import lookup
+
+CATALOGUE = Path(__file__).with_name("catalogue.yaml")
+EXPECTED = "a table of corpora, each with 'files' (see catalogue.yaml)"
+BYTES_PER_GIGABYTE = 1_000_000_000
 
 DOWNLOAD_ARGUMENTS: Arguments = {
     **{
@@ -70,30 +78,61 @@ class PublicArchives:
             getattr(arguments, secret) or os.environ.get(f"SPEAKERNET_{secret.upper()}", "")
             for secret in ("key", "user", "password")
         )
-        self.corpus = load_corpus(
-            name, key=key, base_url=arguments.base_url, catalogue_path=arguments.catalogue
-        )
         self.folder: Path = arguments.save_path
         self.num_jobs: int = arguments.num_jobs
         self.options = DownloadOptions(
             arguments.retries, timeout_seconds=arguments.timeout, user=user, password=password
         )
+        path = arguments.catalogue or CATALOGUE
+        with reading(path, EXPECTED):
+            catalogue = dict(read_yaml_file(path, EXPECTED))
+        entry = lookup(catalogue, name, "corpus")
+        with reading(path, EXPECTED):
+            templates = entry.get("base_urls", [])
+            if arguments.base_url:
+                templates = [arguments.base_url]
+            self.files: dict[str, RemoteFile] = {}
+            for file_name, facts in entry["files"].items():
+                # The key exists only as a part of addresses, which are never logged without
+                # `shown_url`.
+                self.files[file_name] = RemoteFile(
+                    name=file_name,
+                    urls=tuple(_address(template, file_name, key) for template in templates),
+                    md5=facts.get("md5"),
+                    num_bytes=int(facts.get("gigabytes", 0) * BYTES_PER_GIGABYTE),
+                    access=entry.get("access", ""),
+                )
+            self.parts: dict[str, list[str]] = {}
+            self._sums = {name: file.md5 for name, file in self.files.items()}
+            for whole, facts in entry.get("joined", {}).items():
+                self.parts[whole] = list(facts["parts"])
+                self._sums[whole] = facts.get("md5")
+
+    @property
+    def archives(self) -> list[str]:
+        """Every whole archive, published as one file or in pieces."""
+        pieces = set(itertools.chain(*self.parts.values()))
+        return [name for name in self.files if name not in pieces] + list(self.parts)
+
+    def pieces(self, archive: str) -> list[str]:
+        """The files that make an archive: its pieces, or itself."""
+        return self.parts.get(archive, [archive])
 
     def is_verified(self, name: str) -> bool:
         """Whether an archive or a piece is in the folder with the published sum."""
-        return has_md5(self.folder / name, self.corpus.sums[name])
+        return has_md5(self.folder / name, self._sums[name])
 
     def download(self, archives: Iterable[str], summary: StepSummary) -> None:
         """Fetch archives that are present neither in pieces nor whole."""
         # Each piece is looked at by itself, because a killed run may have left some of them.
         missing = []
         for archive in archives:
-            pieces = self.corpus.pieces(archive)
+            pieces = self.pieces(archive)
             # A verified whole archive needs no pieces, which were removed after joining.
             if self.is_verified(archive):
                 summary.add(skipped=len(pieces))
             else:
-                missing += [self.corpus.files[piece] for piece in pieces]
+                missing += [self.files[piece] for piece in pieces]
         download_all(missing, self.folder, self.num_jobs, self.options, summary)
 
     def join(
@@ -101,9 +140,9 @@ class PublicArchives:
     ) -> None:
         """Join the archives that are published in pieces."""
         for archive in archives:
-            if archive in self.corpus.joined:
-                pieces = [self.folder / piece for piece in self.corpus.pieces(archive)]
-                md5 = self.corpus.sums[archive]
+            if archive in self.parts:
+                pieces = [self.folder / piece for piece in self.pieces(archive)]
+                md5 = self._sums[archive]
                 join_pieces(pieces, self.folder / archive, md5, summary, keep_pieces)
 
     def extract(self, archive: str, folder: Path, summary: StepSummary) -> None:
@@ -120,6 +159,14 @@ class PublicArchives:
             extract(path, folder, summary, self.num_jobs)
 
 
+def _address(template: str, name: str, key: str) -> str:
+    if "{name}" not in template:
+        template = template.rstrip("/") + "/{name}"
+    # Names and keys become part of an address, where `&` or `#` would change the request.
+    template = template.replace("{name}", urllib.parse.quote(name, safe=""))
+    return template.replace("{key}", urllib.parse.quote(key, safe=""))
+
+
 def fetch(
     name: str,
     arguments: Namespace,
@@ -130,7 +177,7 @@ def fetch(
     pieces, and unpack them there.
     """
     public = PublicArchives(name, arguments)
-    archives = public.corpus.archives if archives is None else archives
+    archives = public.archives if archives is None else archives
     summaries = []
     if "download" in steps:
         summary = StepSummary(f"download_{name}", public.folder, made="fetched")

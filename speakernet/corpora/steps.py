@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from speakernet.data.audio import AudioError, audio_info
+from speakernet.data.audio import SAMPLE_RATE, AudioError, audio_info
 from speakernet.data.ffmpeg import Decoded, FfmpegError, decode_batch, find_ffmpeg
 from speakernet.files import FileError, atomic_write, human_bytes, parallel_map, temporary_beside
 from speakernet.terminal import MAX_NAMED
@@ -232,15 +232,14 @@ class Folder:
 def convert_all(
     pairs: Iterable[Conversion],
     file_format: str,
-    sample_rate: int,
     num_jobs: int,
     summary: StepSummary,
     *,
     keep_sources: bool = True,
     description: str = "convert",
 ) -> None:
-    """Convert sources whose targets do not exist yet to mono WAV or FLAC; `pairs` are (source,
-    target).
+    """Convert sources whose targets do not exist yet to mono WAV or FLAC at 16 kHz; `pairs` are
+    (source, target).
 
     A target gets its final name when it is complete. Takes an iterator and keeps a few batches in
     flight, so a million files need no more memory than a hundred.
@@ -250,8 +249,8 @@ def convert_all(
     def convert(batch: list[Conversion]) -> int:
         """Returns the size of the batch, by which the bar moves on."""
         # A truncated file or a bare header, as left by a killed tool, counts as missing.
-        missing = [pair for pair in batch if audio_seconds(pair[1], sample_rate) is None]
-        broken = _decode(ffmpeg, missing, file_format, sample_rate) if missing else {}
+        missing = [pair for pair in batch if audio_seconds(pair[1], SAMPLE_RATE) is None]
+        broken = _decode(ffmpeg, missing, file_format) if missing else {}
         for source, reason in broken.items():
             summary.add_broken(str(source), reason)
         summary.add(len(missing) - len(broken), len(batch) - len(missing))
@@ -270,9 +269,7 @@ def _batches(pairs: Iterable[Conversion]) -> Iterator[list[Conversion]]:
         yield batch
 
 
-def _decode(
-    ffmpeg: str, batch: list[Conversion], file_format: str, sample_rate: int
-) -> dict[Path, str]:
+def _decode(ffmpeg: str, batch: list[Conversion], file_format: str) -> dict[Path, str]:
     """Decode a batch and rename complete files; returns the reason for each source that failed."""
     sources, targets = zip(*batch, strict=True)
     for target in targets:
@@ -280,9 +277,9 @@ def _decode(
     partial = [temporary_beside(target) for target in targets]
     broken: dict[Path, str] = {}
     try:
-        facts = decode_batch(ffmpeg, sources, partial, file_format, sample_rate)
+        facts = decode_batch(ffmpeg, sources, partial, file_format, SAMPLE_RATE)
         for (source, target), file, of_source in zip(batch, partial, facts, strict=True):
-            problem = _length_problem(audio_seconds(file, sample_rate) or 0.0, of_source)
+            problem = _length_problem(audio_seconds(file, SAMPLE_RATE) or 0.0, of_source)
             if problem:
                 broken[source] = problem
             else:
@@ -297,7 +294,7 @@ def _decode(
             return {sources[0]: str(error)}
         # One bad file fails the whole call, so decode the files one by one.
         for pair in batch:
-            broken |= _decode(ffmpeg, [pair], file_format, sample_rate)
+            broken |= _decode(ffmpeg, [pair], file_format)
     finally:
         for file in partial:
             file.unlink(missing_ok=True)

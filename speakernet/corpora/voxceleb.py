@@ -37,7 +37,6 @@ from speakernet.corpora.pairs import PairRules, calibration_pairs
 from speakernet.corpora.public_archives import DOWNLOAD_ARGUMENTS, PublicArchives
 from speakernet.corpora.steps import FFMPEG_ARGUMENT, Folder, StepSummary, convert_all, finish
 from speakernet.corpora.utterances import Utterances, row_by_folder
-from speakernet.data.audio import SAMPLE_RATE
 from speakernet.data.ffmpeg import ENCODINGS, FFMPEG_VARIABLE, find_ffmpeg
 from speakernet.data.folders import walk_files
 from speakernet.data.lists import StringTable, read_trials, write_training_list, write_trials
@@ -252,7 +251,6 @@ class VoxCelebJob:
                 convert_all(
                     self._conversions(source_root, Folder(self.audio_root(name)), part),
                     self.arguments.format,
-                    SAMPLE_RATE,
                     self.num_jobs,
                     summary,
                     keep_sources=not self.arguments.remove_originals,
@@ -364,7 +362,7 @@ class VoxCelebJob:
         changes = {"base_url": None, "save_path": self.lists_folder}
         arguments = Namespace(**vars(self.arguments) | changes)
         trials = PublicArchives("voxceleb_trials", arguments)
-        files = trials.corpus.files
+        files = trials.files
         if self.arguments.lists_from is None:
             trials.download(files, summary)
         else:
@@ -460,7 +458,7 @@ class VoxCelebJob:
         """
         if self.archives.is_verified(archive):
             return [self.root / archive]
-        pieces = self.archives.corpus.pieces(archive)
+        pieces = self.archives.pieces(archive)
         bad = [piece for piece in pieces if not self.archives.is_verified(piece)]
         for piece in bad:
             summary.add_broken(piece, "missing, or its MD5 sum is wrong; run --download")

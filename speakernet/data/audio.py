@@ -464,8 +464,9 @@ def _info_of_coded(file: IO[bytes], name: str | Path, size: int, modified_ns: in
     say it (see `lengths.py`).
     """
     file.seek(0)
-    pages = lengths.ogg_pages(file) if file.read(4) == b"OggS" else None
-    if pages and pages.is_chained:
+    is_ogg = file.read(4) == b"OggS"
+    is_chained, is_cut = lengths.ogg_pages(file) if is_ogg else (False, False)
+    if is_chained:
         raise _NeedsFfmpegError(
             "several Ogg streams joined into one file, of which libsndfile reads only the first"
         )
@@ -485,22 +486,21 @@ def _info_of_coded(file: IO[bytes], name: str | Path, size: int, modified_ns: in
                 f"{name}: not a readable audio file ({instead}); expected {EXPECTED}"
             ) from error
         raise _NeedsFfmpegError(_reason(error)) from error
-    is_cut = False
     if format_name == "mp3":
         frames = lengths.mpeg_frames(file)
         if frames is None:
             raise _NeedsFfmpegError("its frame type changes, or is not layer 2 or 3")
-        is_cut = frames.is_cut
-        if frames.num_frames >= 0:
-            num_samples = _learn_length(file, format_name, num_samples, frames.num_samples)
+        num_counted, is_cut = frames
+        if num_counted is not None:
+            num_samples = _learn_length(file, format_name, num_samples, num_counted)
     elif format_name == "flac" and num_samples >= UNKNOWN_FLAC:
         at_most = min(MAX_FLAC, size * MAX_SAMPLES_PER_BYTE // channels)
         num_samples = _learn_length(file, format_name, num_samples, at_most)
     elif subtype.startswith("MPEG"):
         raise _NeedsFfmpegError("MP3 inside another format, whose length libsndfile guesses")
-    else:
-        is_cut = pages.is_cut if pages else lengths.says_it_is_cut(file, log)
-    if pages and not num_samples:
+    elif not is_ogg:
+        is_cut = lengths.says_it_is_cut(file, log)
+    if is_ogg and not num_samples:
         raise _NeedsFfmpegError("libsndfile finds no samples")
     if num_samples * channels > size * MAX_SAMPLES_PER_BYTE:
         raise AudioError(

@@ -35,7 +35,7 @@ _INPUT = re.compile(r"^Input #(\d+),", re.MULTILINE)
 #: No other protocol: a playlist posing as audio must not make ffmpeg open other files or addresses.
 _SAFELY = ("-protocol_whitelist", "file", "-format_whitelist", CONTAINERS)
 #: No encoder name or date in the output, so that the same source gives the same bytes.
-_REPRODUCIBLY = ["-map_metadata", "-1", "-fflags", "+bitexact", "-flags:a", "+bitexact"]
+REPRODUCIBLY = ["-map_metadata", "-1", "-fflags", "+bitexact", "-flags:a", "+bitexact"]
 _VIDEO = re.compile(r"^\s*Stream #\d+:\d+.*: Video:(?!.*attached pic)", re.MULTILINE)
 _REASON = re.compile(r"error|invalid|no space|permission|not found|does not", re.IGNORECASE)
 _NO_SOUND = "matches no streams"
@@ -57,15 +57,6 @@ ENCODINGS = {
 
 class FfmpegError(ValueError):
     """ffmpeg is missing or failed on a file."""
-
-
-class Encoding(NamedTuple):
-    """How samples are coded."""
-
-    encoder: str
-    file_format: str
-    sample_rate: int
-    bits_per_second: int
 
 
 class Decoded(NamedTuple):
@@ -130,8 +121,8 @@ def decode_batch(
     for row, target in enumerate(targets):
         # Without a map, ffmpeg would choose each output's stream from among all inputs.
         command += ["-map", f"{row}:a:0", "-ac", "1", "-ar", str(sample_rate)]
-        command += [*ENCODINGS[file_format], *_REPRODUCIBLY, "-threads", "1", _as_url(target)]
-    return _run(ffmpeg, command, len(sources))[0]
+        command += [*ENCODINGS[file_format], *REPRODUCIBLY, "-threads", "1", _as_url(target)]
+    return run_ffmpeg(ffmpeg, command, len(sources))[0]
 
 
 def decode_to_file(
@@ -142,48 +133,14 @@ def decode_to_file(
 
     Stops after `max_seconds`. What a file is, ffmpeg decides by its content.
     """
-    with _as_file(source) as (name, descriptors):
+    with as_file(source) as (name, descriptors):
         command = [*_SAFELY, "-threads", "1", "-i", name]
         command += ["-map", "0:a:0", "-t", f"{max_seconds:.3f}", "-af", _FROM_START]
         command += ["-ar", str(sample_rate), "-f", "s16le", "-c:a", "pcm_s16le", "pipe:1"]
-        (decoded,), log = _run(ffmpeg, command, 1, target, descriptors)
+        (decoded,), log = run_ffmpeg(ffmpeg, command, 1, target, descriptors)
     if not target.seek(0, os.SEEK_END):
         raise FfmpegError("ffmpeg decoded no samples")
     return decoded._replace(num_channels=_num_channels(log, sample_rate))
-
-
-def code_batch(
-    ffmpeg: str, contents: Sequence[bytes], encodings: Sequence[Encoding]
-) -> list[bytes]:
-    """Encode signals (raw 16-bit mono samples) and decode them again, all of them in two
-    processes.
-    """
-    encode = ["-y"]
-    decode = ["-y"]
-    with contextlib.ExitStack() as stack:
-        names = []
-        descriptors: list[int] = []
-        # A file for the samples of each signal, which takes the decoded ones later, and one for
-        # its code.
-        for content in [*contents, *[b""] * len(contents)]:
-            name, opened = stack.enter_context(_as_file(content))
-            names.append(name)
-            descriptors.extend(opened)
-        raw = names[: len(contents)]
-        coded = names[len(contents) :]
-        for row, encoding in enumerate(encodings):
-            encode += ["-threads", "1", "-f", "s16le", "-ar", str(encoding.sample_rate)]
-            encode += ["-i", raw[row]]
-            decode += ["-threads", "1", "-f", encoding.file_format, "-i", coded[row]]
-        for row, encoding in enumerate(encodings):
-            encode += ["-map", f"{row}:a:0", "-c:a", encoding.encoder, "-threads", "1"]
-            encode += ["-b:a", str(encoding.bits_per_second), *_REPRODUCIBLY]
-            encode += ["-f", encoding.file_format, coded[row]]
-            decode += ["-map", f"{row}:a:0", "-c:a", "pcm_s16le", "-f", "s16le"]
-            decode += ["-ar", str(encoding.sample_rate), "-threads", "1", raw[row]]
-        for command in (encode, decode):
-            _run(ffmpeg, command, len(contents), None, tuple(descriptors))
-        return [Path(name.removeprefix("file:")).read_bytes() for name in raw]
 
 
 def _num_channels(log: str, sample_rate: int) -> int:
@@ -198,7 +155,7 @@ def _num_channels(log: str, sample_rate: int) -> int:
 
 
 @contextlib.contextmanager
-def _as_file(source: Path | bytes) -> Iterator[tuple[str, tuple[int, ...]]]:
+def as_file(source: Path | bytes) -> Iterator[tuple[str, tuple[int, ...]]]:
     """A name for ffmpeg to read or write, and the descriptors it needs. It must be able to seek:
     telephones write the index last.
     """
@@ -228,7 +185,7 @@ def _as_url(path: Path) -> str:
     return f"file:{path.absolute()}"
 
 
-def _run(
+def run_ffmpeg(
     ffmpeg: str,
     arguments: list[str],
     num_inputs: int,

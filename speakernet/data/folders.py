@@ -168,7 +168,7 @@ class UnicodeNames:
         if names.is_ascii:
             return names
         on_disk = StringTable.from_strings(map(self.on_disk, names))
-        return names if on_disk == names else on_disk
+        return names if on_disk.equals(names) else on_disk
 
     def _content(self, folder: str) -> dict[str, str]:
         if folder not in self._folders:

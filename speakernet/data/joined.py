@@ -2,8 +2,7 @@
 address.
 
 Utterances and speakers are prefixed with the corpus's name (`vox2/id00012/…`), so that no speaker
-is in two corpora. This file decides each corpus's share of a batch; `mixing.mixed` decides the
-order.
+is in two corpora. This file decides each corpus's share of a batch and the order of an epoch.
 """
 
 import functools
@@ -27,10 +26,10 @@ from speakernet.data.lists import (
     normal_names,
 )
 from speakernet.data.lookup import COLUMNS, LONG_ROWS, LookupTable, map_list
-from speakernet.data.mixing import plan_mixture
 from speakernet.data.options import DataOptions
-from speakernet.data.sampling import EpochPlan, Sampler
+from speakernet.data.sampling import CORPUS, EpochPlan, Parts, Sampler
 from speakernet.data.sources import AudioCache, AudioSource, RowReader
+from speakernet.random import numpy_generator
 
 if TYPE_CHECKING:
     from speakernet.data.batches import CropMaker
@@ -66,7 +65,7 @@ def join(
     owners = np.repeat(np.arange(len(sizes), dtype=np.int16), sizes)
     # The corpora's own tables are kept, so that a million names need not be split again.
     tables = [listed.paths for listed in lists.values()]
-    source.splits.get(joined.paths, lambda: Split(owners, tables))
+    source.splits[joined.paths] = Split(owners, tables)
     return joined, source
 
 
@@ -123,7 +122,6 @@ class JoinedSource(AudioSource):
         super().__init__(" + ".join(sources), options.sample_rate)
         self.sources = dict(sources)
         self.splits = ByTable[Split]()
-        self.is_remote = any(source.is_remote for source in sources.values())
         self._lists = lists
         self._options = options
         self._samplers: dict[str, Sampler] = {}
@@ -156,19 +154,19 @@ class JoinedSource(AudioSource):
         return lists
 
     def _split(self, names: StringTable) -> Split:
-        def make() -> Split:
-            numbers = {name.encode(): number for number, name in enumerate(self.sources)}
-            # Only lists such as a training list without its held-out speakers come here; the split
-            # of the whole list was stored when the corpora were joined.
-            pairs = [raw.partition(b"/")[::2] for raw in names.raws()]
-            owners = np.array([numbers[corpus] for corpus, _ in pairs], np.int16)
-            tables = []
-            for number in numbers.values():
-                rows = np.flatnonzero(owners == number)
-                tables.append(StringTable.from_bytes(pairs[row][1] for row in rows))
-            return Split(owners, tables)
-
-        return self.splits.get(names, make)
+        if names in self.splits:
+            return self.splits[names]
+        # Only lists such as a training list without its held-out speakers come here; the split of
+        # the whole list was stored when the corpora were joined.
+        numbers = {name.encode(): number for number, name in enumerate(self.sources)}
+        pairs = [raw.partition(b"/")[::2] for raw in names.raws()]
+        owners = np.array([numbers[corpus] for corpus, _ in pairs], np.int16)
+        tables = []
+        for number in numbers.values():
+            rows = np.flatnonzero(owners == number)
+            tables.append(StringTable.from_bytes(pairs[row][1] for row in rows))
+        self.splits[names] = Split(owners, tables)
+        return self.splits[names]
 
     def _look_up(self, names: StringTable, num_threads: int) -> LookupTable:
         split = self._split(names)
@@ -258,6 +256,51 @@ class JoinedSource(AudioSource):
                 f"({drawn / count:.2f} passes)"
             )
         return "\n".join(lines)
+
+
+# An epoch does not end when the first corpus runs out, because a small corpus with a large weight
+# would end it after a few batches. Each pass has row numbers of its own: everything random is keyed
+# by the row, so with the same numbers each pass would be the same crop with the same noise.
+def plan_mixture(samplers: Mapping[str, Sampler], epoch: int) -> Parts:
+    """An epoch of several corpora; the batch size of a corpus's sampler is its share of a batch.
+
+    The epoch has as many utterances as all corpora together. A corpus that runs out is repeated in
+    a different order, with a multiple of the list's length added to its rows, so that they are
+    cropped and augmented differently.
+
+    Args:
+        samplers: one per corpus, by name, all over the same list.
+        epoch: counted from 0.
+    """
+    sizes = np.array([sampler.batch_size for sampler in samplers.values()])
+    orders = [
+        _units_of_pass(sampler, epoch, corpus, 0)
+        for corpus, sampler in enumerate(samplers.values())
+    ]
+    total = sum(map(len, orders))
+    for corpus, sampler in enumerate(samplers.values()):
+        passes = [orders[corpus]]
+        count = len(orders[corpus])
+        # Rounded up, so that no corpus lacks the last unit of the last batch.
+        needed = -(-total * int(sizes[corpus]) // int(sizes.sum()))
+        # A corpus that gives no units, however often it is repeated, is left empty.
+        while 0 < count < needed:
+            units = _units_of_pass(sampler, epoch, corpus, len(passes))
+            passes.append(units.astype(np.int64) + len(passes) * len(sampler.labels))
+            count += len(units)
+        orders[corpus] = np.concatenate(passes)[:needed]
+    return Parts(orders, np.cumsum(sizes) / sizes.sum(), tuple(samplers))
+
+
+def _units_of_pass(sampler: Sampler, epoch: int, corpus: int, number: int) -> ndarray:
+    """The units of a corpus in the order of its pass `number` of an epoch."""
+    if sampler.in_parts is not None:
+        # Streamed, as one part.
+        (units,) = sampler.in_parts(epoch, number).units
+        return units
+    return sampler.units_of(
+        numpy_generator(sampler.seed, CORPUS, epoch, corpus, number), sampler.eligible
+    )
 
 
 @dataclass(eq=False)

@@ -133,29 +133,11 @@ def mpeg_header(raw: bytes) -> MpegHeader | None:
     return MpegHeader(version, layer, sample_rate, raw[3] >> 6 == 3, frame_bytes, frame_samples)
 
 
-@dataclass(frozen=True)
-class MpegFrames:
-    """The sound in a file of MPEG audio."""
+def mpeg_frames(file: IO[bytes]) -> tuple[int | None, bool] | None:
+    """Find the frames of MPEG audio: how many samples the complete ones have (None if the file's
+    own header says it), and whether the last one is incomplete.
 
-    header: MpegHeader
-    """The first frame's."""
-    start: int
-    """Where the first frame of sound begins, behind a frame with a Xing header."""
-    num_frames: int
-    """Complete frames; -1 if the file's own header has the length."""
-    is_cut: bool
-    """Whether the last frame is incomplete."""
-
-    @property
-    def num_samples(self) -> int:
-        """Samples in the complete frames, as a decoder gives them."""
-        delay = DECODER_DELAY if self.header.layer == 3 else 0
-        return self.num_frames * self.header.frame_samples - delay
-
-
-def mpeg_frames(file: IO[bytes]) -> MpegFrames | None:
-    """Find the frames of MPEG audio; None if the kind of the frames changes, or they are of another
-    kind.
+    Returns None if the kind of the frames changes, or they are of another kind.
     """
     position, header = _next_frame(file, 0)
     if header is None:
@@ -167,10 +149,9 @@ def mpeg_frames(file: IO[bytes]) -> MpegFrames | None:
         flags, _, num_bytes = struct.unpack(">III", tag[4:])
         end = position + num_bytes
         if flags & 3 == 3 and (size - end <= TAIL_BYTES or _next_frame(file, end)[1] is None):
-            return MpegFrames(first, position, -1, is_cut=False)
+            return None, False
         # Joined files: the header counts the frames of the first one.
         position += header.frame_bytes
-    start = position
     num_frames = 0
     is_cut = False
     while position < size:
@@ -184,7 +165,8 @@ def mpeg_frames(file: IO[bytes]) -> MpegFrames | None:
         position += header.frame_bytes
         is_cut = position > size
         num_frames += not is_cut
-    return MpegFrames(first, start, num_frames, is_cut)
+    delay = DECODER_DELAY if first.layer == 3 else 0
+    return num_frames * first.frame_samples - delay, is_cut
 
 
 def _next_frame(file: IO[bytes], position: int) -> tuple[int, MpegHeader | None]:
@@ -254,18 +236,11 @@ def _xing_frame(first: bytes, num_frames: int) -> bytes:
     raise AssertionError("the highest bit rate has room for it")
 
 
-@dataclass(frozen=True)
-class OggPages:
-    """How an Ogg file is built."""
-
-    is_chained: bool
-    """Whether a second stream begins behind the first one; libsndfile reads the first only."""
-    is_cut: bool
-    """Whether the page is missing, or incomplete, that ends a stream."""
-
-
-def ogg_pages(file: IO[bytes]) -> OggPages:
-    """Go through the pages of an Ogg file."""
+def ogg_pages(file: IO[bytes]) -> tuple[bool, bool]:
+    """Go through the pages of an Ogg file: whether a second stream begins behind the first one
+    (libsndfile reads the first only), and whether the page that ends a stream is missing or
+    incomplete.
+    """
     size = _size_of(file)
     position = flags = end = 0
     is_chained = has_sound = False
@@ -278,7 +253,7 @@ def ogg_pages(file: IO[bytes]) -> OggPages:
         is_chained |= has_sound and bool(flags & OGG_FIRST)
         has_sound |= not flags & OGG_FIRST
         position = end = position + 27 + head[26] + sum(file.read(head[26]))
-    return OggPages(is_chained, is_cut=not flags & OGG_LAST or end > size)
+    return is_chained, not flags & OGG_LAST or end > size
 
 
 def says_it_is_cut(file: IO[bytes], log: str) -> bool:

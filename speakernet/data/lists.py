@@ -11,14 +11,14 @@ import hashlib
 import itertools
 import operator
 import re
-import weakref
 import zlib
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy import ndarray
@@ -198,14 +198,21 @@ class StringTable(Sequence[str]):
     def __iter__(self) -> Iterator[str]:
         return (raw.decode("utf-8", "surrogateescape") for raw in self.raws())
 
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, StringTable)
-            and np.array_equal(self.offsets, other.offsets)
-            and np.array_equal(self.content, other.content)
-        )
+    def equals(self, other: "StringTable") -> bool:
+        """Whether both have the same strings in the same order. `==` is identity, so that a source
+        can remember something about a table.
+        """
+        have_same_lengths = np.array_equal(self.offsets, other.offsets)
+        return have_same_lengths and np.array_equal(self.content, other.content)
 
-    __hash__ = None  # type: ignore[assignment]
+
+class ByTable(WeakKeyDictionary[StringTable, Value]):
+    """Remembers something about each table, for as long as the table is used; nothing in another
+    process, which has tables of its own.
+    """
+
+    def __reduce__(self) -> Any:
+        return ByTable, ()
 
 
 class NameIndex:
@@ -214,7 +221,7 @@ class NameIndex:
     """
 
     def __init__(self, names: StringTable) -> None:
-        self._names = names
+        self.names = names
         hashes = _hashes_of(names)
         self._order = np.argsort(hashes, kind="stable")
         self._sorted = hashes[self._order]
@@ -228,36 +235,20 @@ class NameIndex:
         rows = self._order[np.minimum(places, len(self._sorted) - 1)]
         # If two names ever have the same hash, the second is not found rather than mistaken for the
         # first.
-        is_same = map(operator.eq, names.raws(), self._names.raws(rows))
+        is_same = map(operator.eq, names.raws(), self.names.raws(rows))
         return np.where(np.fromiter(is_same, bool, len(names)), rows, -1)
 
     def refuse_repeated(self, path: str | Path) -> None:
         """Raise ListError if a name occurs twice."""
-        repeated = np.flatnonzero(self.find(self._names) != np.arange(len(self._names)))
+        repeated = np.flatnonzero(self.find(self.names) != np.arange(len(self.names)))
         if len(repeated):
-            raise ListError(f"{path}: {self._names[int(repeated[0])]!r} appears twice; remove one")
+            raise ListError(f"{path}: {self.names[int(repeated[0])]!r} appears twice; remove one")
 
 
 # Python salts the hashes of bytes in each process, so an index is made where it is used and never
 # stored or sent.
 def _hashes_of(names: StringTable) -> ndarray:
     return np.fromiter(map(hash, names.raws()), np.int64, len(names))
-
-
-class ByTable(Generic[Value]):
-    """Remembers something about each table, for as long as the table is used."""
-
-    def __init__(self) -> None:
-        self._values: dict[int, Value] = {}
-
-    def get(self, names: StringTable, make: Callable[[], Value]) -> Value:
-        """What is remembered about `names`, made at the first call."""
-        key = id(names)
-        if key not in self._values:
-            self._values[key] = make()
-            # Python may reuse the id once the object is gone.
-            weakref.finalize(names, self._values.pop, key, None)
-        return self._values[key]
 
 
 def places_in_runs(counts: ndarray) -> ndarray:
@@ -409,17 +400,6 @@ class TrialList:
         return total
 
 
-@dataclass
-class Recordings:
-    """The file of each utterance, absolute or relative to the working directory, and its speaker
-    (None: unknown).
-    """
-
-    names: StringTable
-    files: StringTable
-    speakers: StringTable | None = None
-
-
 def audio_folder_of(path: str | Path) -> Path:
     """The default folder of a list's audio: the Kaldi folder itself, else the folder of the
     list.
@@ -504,10 +484,16 @@ def _is_manifest(line: bytes) -> bool:
     return is_table or line.startswith(b"{")
 
 
-def read_wav_scp(path: str | Path) -> Recordings:
-    """Read the `utterance file` lines of Kaldi's `wav.scp`; the file is everything after the first
-    white space.
+def read_wav_scp(folder: str | Path) -> tuple[NameIndex, StringTable]:
+    """Read the `utterance file` lines of a Kaldi folder's `wav.scp`: the utterances, each named
+    once, and the file of each, which is everything after the first white space.
     """
+    if (Path(folder) / SEGMENTS).exists():
+        raise ListError(
+            f"{Path(folder) / SEGMENTS}: segments of recordings are not supported; save each as "
+            "its own file (Kaldi: utils/data/extract_wav_segments_data_dir.sh) and give that folder"
+        )
+    path = Path(folder) / WAV_SCP
     file = ListFile(path)
     form = "'utterance file'"
     pairs = []
@@ -517,7 +503,10 @@ def read_wav_scp(path: str | Path) -> Recordings:
         pairs.append(pair)
     if not pairs:
         raise ListError(f"{path}: the list is empty; expected one {form} per line")
-    return Recordings(*map(StringTable.from_bytes, zip(*pairs, strict=True)))
+    names, files = map(StringTable.from_bytes, zip(*pairs, strict=True))
+    index = NameIndex(names)
+    index.refuse_repeated(path)
+    return index, files
 
 
 def not_a_file(text: str) -> str:

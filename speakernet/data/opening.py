@@ -6,15 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from speakernet.data.audio import SAMPLE_RATE, AudioError
-from speakernet.data.lists import (
-    SEGMENTS,
-    UTT2SPK,
-    WAV_SCP,
-    ListError,
-    NameIndex,
-    StringTable,
-    read_wav_scp,
-)
+from speakernet.data.lists import UTT2SPK, WAV_SCP, StringTable, read_wav_scp
 from speakernet.data.lookup import LookupTable
 from speakernet.data.packed import PackedSource, is_packed, partial_of
 from speakernet.data.sources import AudioSource, FolderSource
@@ -43,25 +35,12 @@ class KaldiSource(FolderSource):
     working directory.
     """
 
-    def __init__(
-        self, root: str | Path, sample_rate: int, *, keep_lookup: bool, show_progress: bool
-    ) -> None:
+    def __init__(self, root: str | Path, sample_rate: int, *, show_progress: bool) -> None:
         """Read the folder's `wav.scp`; no audio is opened."""
-        super().__init__(
-            Path.cwd(), sample_rate, keep_lookup=keep_lookup, show_progress=show_progress
-        )
-        if (Path(root) / SEGMENTS).exists():
-            raise ListError(
-                f"{Path(root) / SEGMENTS}: segments of recordings are not supported; save each as "
-                "its own file (Kaldi: utils/data/extract_wav_segments_data_dir.sh) and give that "
-                "folder"
-            )
+        super().__init__(Path.cwd(), sample_rate, show_progress=show_progress)
         self._wav_scp = Path(root) / WAV_SCP
-        recordings = read_wav_scp(self._wav_scp)
-        self.names = recordings.names
-        self.files = recordings.files
-        self._index = NameIndex(self.names)
-        self._index.refuse_repeated(self._wav_scp)
+        self._index, self.files = read_wav_scp(root)
+        self.names = self._index.names
 
     @property
     def place(self) -> str:
@@ -99,7 +78,6 @@ def open_source(
     sample_rate: int = SAMPLE_RATE,
     *,
     shard_cache_gigabytes: float | None = None,
-    keep_lookup: bool = True,
     show_progress: bool = False,
 ) -> AudioSource:
     """The source at `root`: a packed corpus, here or at an address, a folder with a `wav.scp`, or a
@@ -128,4 +106,4 @@ def open_source(
             f"{root} --write-list LIST` makes a packed corpus of them"
         )
     folder_source = KaldiSource if is_kaldi(root) else FolderSource
-    return folder_source(root, sample_rate, keep_lookup=keep_lookup, show_progress=show_progress)
+    return folder_source(root, sample_rate, show_progress=show_progress)

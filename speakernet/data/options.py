@@ -11,6 +11,7 @@ from speakernet.options import (
     HIGHEST_SAMPLE_RATE,
     LOWEST_SAMPLE_RATE,
     SAMPLE_RATE,
+    ByName,
     Count,
     CountOrZero,
     Frames,
@@ -68,7 +69,7 @@ class DataOptions(Options):
     """Folder that the paths in train_list are relative to, a Kaldi folder with a wav.scp, or a
     packed corpus, possibly at an address such as s3://bucket/vox2; empty: the folder of the
     list."""
-    corpora: dict[ListName, CorpusOptions] = Field(default={})
+    corpora: ByName[ListName, CorpusOptions] = Field(default={})
     """Several training corpora by name, instead of train_list and train_path; every batch has a
     share of each."""
     corpora_temperature: Annotated[float, Ge(1.0), Le(1e6)] = 1.0
@@ -90,7 +91,7 @@ class DataOptions(Options):
     enrolment_list: InputPath = ""
     """Recordings of the models that trials name (`label model test`): `model recording` on each
     line, or Kaldi's spk2utt. Paths are relative to those of the trial list."""
-    test_lists: dict[ListName, Annotated[NamedListOptions, BeforeValidator(_as_options)]] = Field(
+    test_lists: ByName[ListName, Annotated[NamedListOptions, BeforeValidator(_as_options)]] = Field(
         default={}
     )
     """Additional lists, evaluated during training and included in the report, each in its own

@@ -25,6 +25,7 @@ import numpy as np
 from numpy import ndarray
 from pydantic import BaseModel, Field
 
+from speakernet import distributed
 from speakernet.data.audio import SAMPLE_RATE, AudioError
 from speakernet.data.lists import NameIndex, StringTable, normal_names
 from speakernet.data.lookup import COLUMNS, LONG_ROWS, PCM_S16, LookupTable, map_arrays
@@ -39,7 +40,7 @@ from speakernet.data.sources import (
     RowReader,
 )
 from speakernet.files import open_text, parallel_map, read_arrays, reading, sha256_of
-from speakernet.machine.facts import usable_memory_bytes
+from speakernet.machine.facts import usable_cores, usable_memory_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -628,14 +629,7 @@ class RamRows(PackedRows):
         return super().span(row)
 
 
-def load_into_ram(
-    source: AudioSource,
-    names: StringTable,
-    table: LookupTable,
-    *,
-    num_threads: int = 4,
-    show_progress: bool = False,
-) -> RamRows:
+def load_into_ram(source: AudioSource, names: StringTable, table: LookupTable) -> RamRows:
     """Decode all of `names` into shared int16 memory, at the source's rate, before worker processes
     start.
     """
@@ -662,6 +656,6 @@ def load_into_ram(
         return len(rows)
 
     tasks = all_rows[::ROWS_PER_TASK]
-    description = "decoding into memory" if show_progress else ""
-    list(parallel_map(decode, tasks, num_threads, description, total=len(lengths), units_of=int))
+    description = "decoding into memory" if distributed.is_main() else ""
+    list(parallel_map(decode, tasks, usable_cores(), description, total=len(lengths), units_of=int))
     return RamRows(shared, starts, lengths, problems)

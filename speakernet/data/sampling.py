@@ -149,8 +149,8 @@ class EpochPlan:
     """The batches of one epoch."""
 
     rows: ndarray
-    """Rows of the list; the n-th repeat of a corpus (`mixing.mixed`) adds n times the length of the
-    list."""
+    """Rows of the list; the n-th repeat of a corpus (`joined.plan_mixture`) adds n times the length
+    of the list."""
     bounds: ndarray
     crop_frames: ndarray
     voices: ndarray

@@ -17,7 +17,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +28,6 @@ from speakernet.data.audio import SAMPLE_RATE
 from speakernet.data.batches import BatchRequest, CropMaker, Made, WrappedMaker
 from speakernet.data.lists import StringTable, TrainingList
 from speakernet.data.lookup import LookupTable, default_cache_folder
-from speakernet.data.mixing import plan_streams
 from speakernet.data.options import DataOptions
 from speakernet.data.packed import (
     DESCRIPTION,
@@ -46,16 +45,20 @@ from speakernet.data.packed import (
     read_samples,
 )
 from speakernet.data.packing import HEADER_BYTES
-from speakernet.data.sampling import Sampler
+from speakernet.data.sampling import BLOCK, SHARDS, Parts, Sampler
 from speakernet.data.sources import OPEN_FLAGS, AudioCache
 from speakernet.data.stores import PARTIAL, ShardError, Store
 from speakernet.files import exclusive, hold_lock, human_bytes, parallel_map, sha256_of
+from speakernet.random import numpy_generator
 
 logger = logging.getLogger(__name__)
 
 NUM_THREADS = 8
 HELD = "samples"
 SPACE_LOCK = "space.lock"
+FIRST_BLOCK = 1024
+"""Utterances in the first block of an epoch: training starts once the first shards have arrived,
+not the whole buffer."""
 
 
 # One cache for all processes of a machine, without a server: the files themselves are the state.
@@ -185,19 +188,10 @@ class CachedShard:
             os.close(file)
 
 
-class RemoteSamples(JoinedSamples):
-    """The samples of all shards of a cache."""
-
-    def __init__(self, cache: ShardCache) -> None:
-        super().__init__([CachedShard(cache, shard) for shard in range(len(cache.names))])
-        self.cache = cache
-
-
 class RemoteSource(PackedSource):
     """The utterances of a packed corpus at an address."""
 
-    is_remote = True
-    samples: RemoteSamples
+    samples: JoinedSamples
 
     def __init__(
         self, root: str, sample_rate: int = SAMPLE_RATE, cache_gigabytes: float | None = None
@@ -247,13 +241,13 @@ class RemoteSource(PackedSource):
             (folder / HELD).mkdir(exist_ok=True)
         return open_index(folder)
 
-    def _open_samples(self) -> "RemoteSamples":
+    def _open_samples(self) -> JoinedSamples:
         names = tuple(read_description(self._folder).shards) or ("",)
         sizes = [read_description(self._folder / name).num_samples for name in names]
         self.shards = ShardCache(
             self.root, self._folder, names, np.array(sizes), self._budget_bytes
         )
-        return RemoteSamples(self.shards)
+        return JoinedSamples([CachedShard(self.shards, shard) for shard in range(len(names))])
 
     def shards_of(self, table: LookupTable) -> ndarray:
         """The shard of each row of a table of this source, int32 (rows,)."""
@@ -293,7 +287,55 @@ class RemoteSource(PackedSource):
     ) -> "RemoteRows":
         """See `AudioSource.rows`."""
         offsets, lengths = table.data_offsets, table.native_samples
-        return RemoteRows(self.root, self.samples, offsets, lengths, is_mapped=False)
+        return RemoteRows(self.root, self.samples, offsets, lengths, False, cache=self.shards)
+
+
+# Why the order is shuffled in blocks. To read one crop at an address, its whole shard has to be
+# fetched, about a gigabyte, so neighbours in the order must come from few shards. The shards are in
+# random order, and only rows near each other in it are shuffled together: with 4,096 utterances to
+# a shard, the 65,536 of the default buffer are sixteen shards. We do not know whether that mixes
+# every corpus well enough; packing deals a list out over the shards (`stores.pack_to_address`), so
+# that each has many speakers.
+def plan_streams(sampler: Sampler, shards: ndarray, num_streams: int, *turn: int) -> Parts:
+    """An epoch of a corpus that is read shard by shard, with one stream per process.
+
+    The shards come in random order, and each stream gets a run of them (a shard at the border is in
+    two). Each stream is cut into blocks that hold `data.shuffle_buffer` utterances over all
+    streams, and each block is shuffled, or dealt into groups, like a whole corpus.
+
+    Args:
+        sampler: orders a block.
+        shards: the shard of each row of the list, int32 (rows,).
+        num_streams: 1, or the number of processes.
+        turn: the epoch; for one of several corpora, also the number of the pass over it in this
+            epoch. Both are counted from 0.
+    """
+    seed = sampler.seed
+    eligible = sampler.eligible
+    buffer = sampler.options.shuffle_buffer
+    place_of_shard = numpy_generator(seed, SHARDS, *turn).permutation(int(shards.max()) + 1)
+    places = place_of_shard[shards[eligible]]
+    # Stable, because the order of equal places could otherwise differ between versions of NumPy.
+    rows = eligible[np.argsort(places, kind="stable")]
+    rows = sampler.limit_speakers(rows)
+    first_block = buffer if sampler.needs_many_speakers else min(FIRST_BLOCK, buffer)
+    streams = []
+    for stream in range(num_streams):
+        start = len(rows) * stream // num_streams
+        stop = len(rows) * (stream + 1) // num_streams
+        size = max(1, first_block // num_streams)
+        blocks: list[ndarray] = []
+        # A stream without rows has one empty block.
+        while start < stop or not blocks:
+            random = numpy_generator(seed, BLOCK, *turn, stream, len(blocks))
+            blocks.append(sampler.units_of(random, rows[start : min(start + size, stop)]))
+            start += size
+            # Blocks double in size, so that training starts after a few shards and soon mixes a
+            # whole buffer.
+            size = min(2 * size, max(1, buffer // num_streams))
+        streams.append(np.concatenate(blocks))
+    ends = np.arange(1, num_streams + 1) / num_streams  # every stream has the same share of a batch
+    return Parts(streams, ends)
 
 
 def _copy_index(store: Store, name: str, folder: Path, digest: str) -> None:
@@ -319,7 +361,8 @@ class RemoteRows(PackedRows):
     """Rows of a list read from a packed corpus at an address."""
 
     is_remote = True
-    samples: RemoteSamples
+    samples: JoinedSamples
+    cache: ShardCache = field(kw_only=True)
 
     def shards_of(self, rows: ndarray) -> list[int]:
         """The shards of some rows, each once."""
@@ -332,7 +375,7 @@ class RemoteRows(PackedRows):
         utterance.
         """
         for shard in self.shards_of(rows):
-            self.samples.cache.hold(shard)
+            self.cache.hold(shard)
         return super().fill(rows, starts, out)
 
     def ahead(
@@ -369,7 +412,7 @@ class ShardsAhead(WrappedMaker):
         # requests for as long as their shards fit into this process's part of the cache, and
         # threads fetch those that are missing. Nothing here waits: a batch whose shard has not
         # arrived waits for it when its samples are read.
-        cache = self._rows.samples.cache
+        cache = self._rows.cache
         budget = cache.budget_bytes // distributed.local_world_size()
         last_use: dict[int, int] = {}
         asked = 0
@@ -399,4 +442,4 @@ class ShardsAhead(WrappedMaker):
     def _hold(self, shard: int) -> None:
         # The reader of the shard tries again and reports the error.
         with contextlib.suppress(ShardError):
-            self._rows.samples.cache.hold(shard)
+            self._rows.cache.hold(shard)

@@ -106,9 +106,6 @@ class AudioCache:
 class AudioSource(ABC):
     """Mono audio by name, at one rate."""
 
-    is_remote = False
-    """Whether audio is read shard by shard from an address (`shards.py`)."""
-
     def __init__(self, root: str | Path, sample_rate: int = SAMPLE_RATE) -> None:
         self.root = str(root)
         self.sample_rate = sample_rate
@@ -165,7 +162,9 @@ class AudioSource(ABC):
 
         The same `names` object gives the same table.
         """
-        return self._tables.get(names, lambda: self._look_up(names, num_threads))
+        if names not in self._tables:
+            self._tables[names] = self._look_up(names, num_threads)
+        return self._tables[names]
 
     def levels_db(self, names: StringTable) -> ndarray:
         """Mean power of the named utterances in dB relative to full scale, float32 (utterances,),
@@ -173,7 +172,7 @@ class AudioSource(ABC):
 
         The same `names` object gives the same array.
         """
-        return self._levels.get(names, lambda: np.full(len(names), np.nan, dtype=np.float32))
+        return self._levels.setdefault(names, np.full(len(names), np.nan, dtype=np.float32))
 
     @abstractmethod
     def _look_up(self, names: StringTable, num_threads: int) -> LookupTable: ...
@@ -207,6 +206,7 @@ class RowReader(ABC):
     counts: Mapping[str, int] = MappingProxyType({})
     """Counts of a reader of files: changed files, cache hits and misses."""
     is_remote = False
+    """Whether audio is read shard by shard from an address (`shards.py`)."""
 
     @property
     def is_on_disk(self) -> bool:

@@ -1,4 +1,5 @@
-"""Find speech in a recording: with silero-vad, or by energy alone if its weights are missing.
+"""Find speech in a recording: with silero-vad, or by energy alone if its weights are missing; and
+a source in which every recording is cut to its speech.
 
 silero-vad's network is small, and its weights lie in its wheel. They are read here into plain torch
 layers, which take all frames at once: 10x faster than its own loop over frames. Its package is
@@ -10,9 +11,11 @@ Source: https://github.com/snakers4/silero-vad, version 6.
 
 import functools
 import importlib.util
+import logging
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -21,6 +24,13 @@ from torch.nn.functional import conv1d, pad
 
 from speakernet.data.audio import SAMPLE_RATE, audio_of_array
 from speakernet.data.levels import SILENT_DB
+from speakernet.data.lists import StringTable
+from speakernet.data.lookup import LookupTable
+from speakernet.data.sources import AudioSource
+from speakernet.files import parallel_map
+from speakernet.terminal import MAX_NAMED
+
+logger = logging.getLogger(__name__)
 
 SILERO = "silero-vad"
 ENERGY = "energy"
@@ -57,12 +67,17 @@ SPEECH_SHARE_OF_RANGE = 0.25
 MIN_RANGE_DB = 3.0
 """By energy: if loud and quiet frames differ by less, the sound is a tone or a hiss: speech has
 pauses and stops."""
+EXPECTED_SHARE = 0.02
+"""Share of recordings without speech from which on it is a warning."""
+
+# Kept for each source, because several lists share it and finding speech takes far longer than
+# reading. Weak, so that the stretches are freed with the source.
+_sources: "WeakKeyDictionary[AudioSource, SpokenSource]" = WeakKeyDictionary()
 
 
 def find_speech(
     waveform: np.ndarray | Iterable[np.ndarray],
     sample_rate: int,
-    detector: str | None = None,
     *,
     min_gap_seconds: float = MIN_GAP_SECONDS,
 ) -> np.ndarray:
@@ -72,7 +87,6 @@ def find_speech(
         waveform: (samples,) in -1..1, or the consecutive pieces of a long recording, best of
             `PIECE_SECONDS`.
         sample_rate: in Hz.
-        detector: `SILERO` or `ENERGY`; by default `default_detector()`.
         min_gap_seconds: stretches closer than this, padding included, are joined.
 
     Returns:
@@ -82,17 +96,17 @@ def find_speech(
     >>> find_speech(np.zeros(16000, dtype=np.float32), 16000).shape
     (0, 2)
     """
-    scores, seconds = frame_scores(waveform, sample_rate, detector)
+    scores, seconds = frame_scores(waveform, sample_rate)
     return stretches(scores, seconds, min_gap_seconds=min_gap_seconds)
 
 
 def frame_scores(
-    waveform: np.ndarray | Iterable[np.ndarray], sample_rate: int, detector: str | None = None
+    waveform: np.ndarray | Iterable[np.ndarray], sample_rate: int
 ) -> tuple[np.ndarray, float]:
     """How surely each frame of `FRAME_SECONDS` is speech, (frames,) in 0..1, and the duration in
     seconds; see `find_speech`.
     """
-    name = detector or default_detector()
+    name = default_detector()
     # Each piece is searched by itself, so that a long recording need not be in memory. The network
     # forgets what came before a cut, which matters little once in five minutes.
     scores = [np.zeros(0)]
@@ -316,13 +330,93 @@ def read_speech(
 
 
 def speech_of(
-    waveform: np.ndarray,
-    sample_rate: int,
-    detector: str | None = None,
-    *,
-    min_gap_seconds: float = MIN_GAP_SECONDS,
+    waveform: np.ndarray, sample_rate: int, *, min_gap_seconds: float = MIN_GAP_SECONDS
 ) -> np.ndarray:
     """The speech in a waveform, (samples,), joined; empty if there is none."""
-    spoken = find_speech(waveform, sample_rate, detector, min_gap_seconds=min_gap_seconds)
+    spoken = find_speech(waveform, sample_rate, min_gap_seconds=min_gap_seconds)
     edges = sample_edges(spoken, sample_rate)
     return np.concatenate([waveform[:0], *(waveform[start:stop] for start, stop in edges)])
+
+
+class SpokenSource(AudioSource):
+    """The speech of another source's recordings; one without any speech stays whole, which is
+    logged.
+
+    Each recording is searched once, when its length or its samples are first needed.
+    """
+
+    def __init__(self, source: AudioSource) -> None:
+        super().__init__(source.root, source.sample_rate)
+        self.source = source
+        self._edges: dict[str, np.ndarray] = {}
+
+    @property
+    def identity(self) -> str:
+        """See `AudioSource.identity`."""
+        return self.source.identity
+
+    def edges_of(self, name: str) -> np.ndarray:
+        """First and last + 1 sample of each stretch of speech, int64 (stretches, 2); (0, 2) without
+        speech.
+        """
+        # Only the edges are kept, a few numbers for each recording; samples are read again for each
+        # crop, because those of a long list would not fit into memory.
+        if name not in self._edges:
+            pieces = self.source.blocks(name, round(PIECE_SECONDS * self.sample_rate))
+            self._edges[name] = sample_edges(
+                find_speech(pieces, self.sample_rate), self.sample_rate
+            )
+        return self._edges[name]
+
+    def read(self, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
+        """Read a crop of the joined speech as float32 in -1..1, shape (samples,); shorter at its
+        end.
+        """
+        edges = self.edges_of(name)
+        if not len(edges):
+            return self.source.read(name, start, num_samples)
+        read = functools.partial(self.source.read, name)
+        return read_speech(read, edges, start, num_samples)
+
+    def path_of(self, name: str) -> str:
+        """An utterance's file; empty if it does not have its own."""
+        return self.source.path_of(name)
+
+    def _look_up(self, names: StringTable, num_threads: int) -> LookupTable:
+        table = self.source.lookup_table(names, num_threads)
+        # The source's own table must keep the lengths of the whole recordings.
+        columns = {name: column.copy() for name, column in table.columns().items()}
+        rows = [row for row in range(len(names)) if row not in table.problems]
+
+        def search(row: int) -> np.ndarray:
+            return self.edges_of(names[row])
+
+        searched = parallel_map(search, rows, num_threads, "finding speech", total=len(rows))
+        without = []
+        for row, edges in zip(rows, searched, strict=True):
+            if len(edges):
+                columns["native_samples"][row] = np.diff(edges).sum()
+                # Edges are counted at the requested rate, not at that of the file.
+                columns["sample_rates"][row] = self.sample_rate
+            else:
+                without.append(names[row])
+        if without:
+            # A few recordings of a long list may well be empty.
+            is_usual = len(without) < EXPECTED_SHARE * len(names)
+            logger.log(
+                logging.INFO if is_usual else logging.WARNING,
+                "no speech was found in %d of %d recordings, which are used whole: %s",
+                len(without),
+                len(names),
+                ", ".join(without[:MAX_NAMED]) + " …" * (len(without) > MAX_NAMED),
+            )
+        return LookupTable(self.sample_rate, columns, table.problems)
+
+
+def cut_to_speech(source: AudioSource) -> SpokenSource:
+    """The speech of a source; the same object each time, so that nothing is searched twice."""
+    if isinstance(source, SpokenSource):
+        return source
+    if source not in _sources:
+        _sources[source] = SpokenSource(source)
+    return _sources[source]

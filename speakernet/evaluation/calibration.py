@@ -15,10 +15,12 @@ wespeaker, score_calibration.py (the four inputs of a measure).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from speakernet.data.lists import TrialList
 from speakernet.evaluation.results import AffineFit
 
 EER_NAME = "eer"
@@ -209,3 +211,8 @@ def columns_of(inputs: np.ndarray, names: Sequence[str]) -> np.ndarray:
 def threshold_way(backend: Mapping[str, Any], inputs: Sequence[str]) -> dict[str, Any]:
     """The scoring that thresholds on log-likelihood ratios with quality measures belong to."""
     return {**backend, "inputs": list(inputs)}
+
+
+def identity_of(trials: TrialList) -> dict[str, Any]:
+    """The name and checksum by which a model file identifies a list."""
+    return {"list": Path(trials.source).name, "list_sha256": trials.sha256}

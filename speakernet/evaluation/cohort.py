@@ -1,7 +1,7 @@
 """Other speakers that scoring needs: the mean embedding of the training set, and the cohort for
 normalising scores.
 
-`assembly/evaluation.py` chooses the lists.
+`assembly/inputs.py` and `assembly/evaluation.py` choose the lists.
 """
 
 import logging

@@ -33,8 +33,7 @@ from speakernet.data.audio import AudioError, crop_samples, wrap_to_length
 from speakernet.data.lists import StringTable, numbers, places_in_runs
 from speakernet.data.lookup import COLUMNS, LookupTable
 from speakernet.data.sources import AudioSource
-from speakernet.data.speech import speech_of
-from speakernet.data.spoken import cut_to_speech
+from speakernet.data.speech import cut_to_speech, speech_of
 from speakernet.data.windows import Stretch, stretches_of
 from speakernet.evaluation.options import EvaluationOptions, Mode
 from speakernet.files import FileError, atomic_write, read_arrays, reading

@@ -1,62 +1,40 @@
-"""Evaluate a network on a trial list: embed, score, normalise, calibrate and compute the figures.
+"""Evaluate a network on a trial list: embed, score, normalise, apply a calibration and compute the
+figures.
 
-`evaluate` does all of it for one list; `assembly/evaluation.py` reads configurations and model
-files.
+`evaluate` does all of it for one list, in training and after it; `further.py` adds to its result.
 """
 
-import contextlib
-import functools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from speakernet.data.levels import signal_to_noise_ratios
 from speakernet.data.lists import TrialList
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation.calibration import (
     ANY_SECONDS,
     BY_QUALITY,
-    DURATION,
     SCORE_ONLY,
     AffineCalibration,
     quality_columns,
-    quality_inputs,
-)
-from speakernet.evaluation.durations import (
-    MIN_SPEAKERS,
-    TOO_FEW_SPEAKERS,
-    compare_left_out,
-    cut_trials,
-    fit_durations,
-    helps,
-    speakers_with_targets,
 )
 from speakernet.evaluation.embedding import MAX_READERS, Embedder, as_heard, modes_of
-from speakernet.evaluation.figures import figures, group_draws, why_no_error_rate
+from speakernet.evaluation.figures import figures, why_no_error_rate
 from speakernet.evaluation.files import Evaluation
-from speakernet.evaluation.fitting import Fit, fit_scores
-from speakernet.evaluation.options import EvaluationOptions, Mode
-from speakernet.evaluation.results import EMBEDDING, KEPT_EMBEDDINGS, SweepResult, headline_sentence
-from speakernet.evaluation.scoring import VERIFYING, Backend, mean_embeddings, verifying_backend
-from speakernet.evaluation.several import fit_several_on_list
-from speakernet.evaluation.shortcuts import quantities_of, shortcuts, silence_note
-from speakernet.evaluation.slices import all_slices, signal_to_noise_ratios
-from speakernet.evaluation.speakers import Speakers, speakers_of
+from speakernet.evaluation.options import Mode
+from speakernet.evaluation.results import EMBEDDING, KEPT_EMBEDDINGS, headline_sentence
+from speakernet.evaluation.scoring import Backend, mean_embeddings
+from speakernet.evaluation.speakers import Speakers
 from speakernet.random import numpy_generator
 
 logger = logging.getLogger(__name__)
 
 SUBSET_STREAM = 6201
-CALIBRATION_LIST = "calibration list"
-"""What `ScoringParts.known_speakers` calls it."""
-SEVERAL_UNCALIBRATED = (
-    "no calibration for several recordings of a person: too few speakers have several; mean scores "
-    "are compared with the thresholds, which accepts fewer strangers than stated and misses more"
-)
 PRECISIONS = {"no": "float32", "bf16": "bf16", "fp16": "fp16"}
 """An embedder's precision -> its name in results.json."""
 
@@ -74,34 +52,6 @@ class Scored(NamedTuple):
     """(utterances,) mean score against the cohort."""
     seconds: dict[str, float]
     """Time spent embedding and scoring."""
-
-
-@dataclass(frozen=True)
-class ScoringParts:
-    """Everything that scoring needs besides the trials and their audio."""
-
-    path: Path
-    """Of the model file."""
-    in_file: Mapping[str, Any]
-    """The entries of the model file."""
-    network: Mapping[str, Any]
-    """The fields of `Results` that describe the network."""
-    embedder: Embedder
-    backend: Backend
-    known_speakers: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Names of the speakers of other lists, by what the lists are for."""
-    calibration: AffineCalibration | None = None
-    fitted_on: str = ""
-    """SHA-256 of the list that the calibration was fitted on."""
-    measured: Mapping[str, Any] = field(default_factory=dict)
-    """New entries of the model file, which only training writes into it."""
-    warnings: Sequence[str] = ()
-    """Warnings that hold for every list."""
-
-    @property
-    def contents(self) -> dict[str, Any]:
-        """The entries of the model file, with those that were measured."""
-        return {**self.in_file, **self.measured}
 
 
 def evaluate(
@@ -153,47 +103,6 @@ def evaluate(
     # For the report's hardest trials, which often have a short recording.
     durations = trials.mean(source.lookup_table(trials.recordings).seconds)
     return Evaluation(trials, scored.scores, results, llrs, scored.units, speakers, durations)
-
-
-def with_groups(
-    evaluation: Evaluation,
-    source: AudioSource,
-    parts: ScoringParts,
-    options: EvaluationOptions,
-    seed: int,
-    sweep: Callable[..., list[SweepResult]] | None,
-) -> Evaluation:
-    """Add the figures of parts of the trials, of what is not the voice, and of degraded audio."""
-    trials = evaluation.trials
-    speakers = evaluation.speakers
-    assert speakers is not None, "every list that is scored has speakers"
-    scored = (trials, evaluation.scores, speakers)
-    draws = {"num_draws": group_draws(options), "seed": seed}
-    table = source.lookup_table(trials.recordings)
-    levels_db = as_heard(source, options).levels_db(trials.recordings)
-    warnings = list(evaluation.results.warnings or [])
-    if silence := silence_note(trials, levels_db):
-        warnings.append(silence)
-    swept = None
-    if sweep is not None:
-        score = functools.partial(scores_of_audio, parts, trials)
-        # All rows have the same draws of speakers, so that they differ only by the audio.
-        swept = sweep(source, score, *scored, **draws)
-    results = replace(
-        evaluation.results,
-        slices=all_slices(*scored, source, options, seed),
-        shortcuts=shortcuts(trials, speakers, quantities_of(table, trials, levels_db), **draws),
-        sweep=swept,
-        warnings=warnings,
-    )
-    return replace(evaluation, results=results)
-
-
-def scores_of_audio(parts: ScoringParts, trials: TrialList, source: AudioSource) -> np.ndarray:
-    """Scores of other audio than that of a store."""
-    # Degraded audio has the names of the original, so a store would return the wrong embeddings.
-    embedder = replace(parts.embedder, stores=())
-    return score_trials(embedder, parts.backend, trials, source).scores
 
 
 def score_trials(
@@ -270,127 +179,6 @@ def calibration_inputs(
         assert scored.cohort_mean is not None, "the options ask for a cohort"
         values["cohort"] = scored.cohort_mean
     return quality_columns(inputs, scored.scores, values, trials.enrol, trials.test, seconds)
-
-
-def fits_of(
-    scored: Scored,
-    trials: TrialList,
-    source: AudioSource,
-    prior: float,
-    backend: Mapping[str, Any],
-    measures: Sequence[str],
-) -> list[Fit]:
-    """The fit of the score alone, then one with quality measures if any are given: the order in
-    which a model file takes them.
-    """
-    fits = [fit_scores(trials, scored.scores, prior, backend)]
-    if measures:
-        names = quality_inputs(measures)
-        columns = calibration_inputs(names, scored, trials, source)
-        fits.append(fit_scores(trials, scored.scores, prior, backend, columns, names))
-    return fits
-
-
-def fit_for_verifying(
-    embedder: Embedder,
-    contents: Mapping[str, Any],
-    trials: TrialList,
-    source: AudioSource,
-    prior: float,
-    measures: Sequence[str] | None = (),
-    speaker_table: str = "",
-) -> tuple[list[Fit], np.ndarray]:
-    """Fit calibration and thresholds on a list embedded as in verification: detected speech in
-    float32.
-
-    The fits also have what decisions about several recordings of a person need. With no measures
-    at all (None), durations are used if that lowers Cllr for short recordings.
-
-    Returns:
-        The fits of `fits_of`, and the scores (trials,).
-    """
-    if reason := why_no_error_rate(trials):
-        # Checked before embedding, which may take hours.
-        raise ValueError(f"cannot calibrate: {reason}")
-    # `verify` embeds like this whatever the options of the evaluation are, and a threshold holds
-    # only for scores made in the same way.
-    options = embedder.options.model_copy(update={"embedding": "whole", "speech": "detected"})
-    in_float32 = replace(embedder.forward, autocast=contextlib.nullcontext)
-    embedder = replace(embedder, options=options, forward=in_float32, precision="no")
-    backend = verifying_backend(contents)
-    source = as_heard(source, options)
-    # A decision about two recordings is calibrated on pairs of recordings.
-    trials, _ = trials.by_recording()
-    scored = score_trials(embedder, backend, trials, source)
-    way = backend.describe(options)
-    speakers = speakers_of(trials, speaker_table)
-    is_automatic = measures is None
-    measures = measures or ()
-    asks_duration = list(measures) == [DURATION]
-    fits = fits_of(scored, trials, source, prior, way, () if asks_duration else measures)
-    has_enough = len(speakers_with_targets(trials, speakers.ids)) >= MIN_SPEAKERS
-    if asks_duration or (is_automatic and has_enough):
-        # Recordings of a list are often longer than those of a decision, so durations are fitted on
-        # cut ones.
-        cut = cut_trials(embedder, backend, scored.embeddings["whole"], trials, source)
-        lengths = compare_left_out(cut, speakers.ids, prior)
-        if asks_duration or helps(lengths):
-            fits.append(fit_durations(cut, fits[0], way))
-        fits[0] = replace(fits[0], lengths=lengths)
-    elif is_automatic:
-        fits[0].refused.append(TOO_FEW_SPEAKERS)
-    several = fit_several_on_list(scored.units, speakers.ids, trials, backend.plda)
-    notes = [] if several else [SEVERAL_UNCALIBRATED]
-    # All fits get the same values for several recordings, because a decision reads only one fit.
-    fits = [replace(fit, several=several, refused=fit.refused + notes) for fit in fits]
-    return fits, scored.scores
-
-
-def calibrate(
-    parts: ScoringParts, trials: TrialList, source: AudioSource, *, for_decisions: bool
-) -> ScoringParts:
-    """Add the calibration of this scoring, fitted on a list, and if asked for the one that
-    `speakernet verify` decides with.
-    """
-    if reason := why_no_error_rate(trials):
-        # Checked before hours of embedding.
-        raise ValueError(f"cannot calibrate: {reason}")
-    embedder = parts.embedder
-    options = parts.backend.options
-    prior = options.calibration_prior
-    measures = options.quality_measures
-    described = parts.backend.describe(embedder.options)
-    scored = score_trials(embedder, parts.backend, trials, source)
-    heard = as_heard(source, embedder.options)
-    fits = fits_of(scored, trials, heard, prior, described, measures)
-    calibration = fits[-1].calibration
-    for sentence in fits[0].refused:
-        logger.info("%s: %s", trials.source, sentence)
-    # `speakernet verify` scores the detected speech of whole utterances by cosine or PLDA, however
-    # the list was scored. A threshold only holds for scores of its own kind, so the list is
-    # embedded again for it.
-    is_of_verify = described == verifying_backend(parts.contents).describe(VERIFYING)
-    if for_decisions and not is_of_verify:
-        logger.info(
-            "embedding %s again for decisions, which use detected speech alone", trials.source
-        )
-        without_cohort = [measure for measure in measures if measure != "cohort"]
-        table = options.speaker_table
-        of_verify, _ = fit_for_verifying(
-            embedder, parts.contents, trials, source, prior, without_cohort, table
-        )
-        fits += of_verify
-    measured = dict(parts.measured)
-    for fit in fits:
-        measured |= fit.changes({**parts.contents, **measured})
-    of_list = frozenset(speakers_of(trials).names)
-    return replace(
-        parts,
-        known_speakers={**parts.known_speakers, CALIBRATION_LIST: of_list},
-        calibration=calibration,
-        fitted_on=trials.sha256,
-        measured=measured,
-    )
 
 
 def subset(trials: TrialList, max_trials: int, seed: int) -> TrialList:

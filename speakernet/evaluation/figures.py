@@ -12,7 +12,7 @@ Source: Poh and Bengio, Estimating the confidence interval of expected performan
 biometric authentication using joint bootstrap, 2007 (drawing users); percentile intervals.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -439,9 +439,6 @@ class Difference:
     over seeds."""
     num_compared: int = 1
     """Number of systems compared with the first; the p-value is corrected for it."""
-    is_of_one_system: bool = False
-    """Whether both are trainings of one configuration with different seeds, so that neither system
-    can be better."""
 
     @property
     def is_significant(self) -> bool:
@@ -451,8 +448,12 @@ class Difference:
         # In percent: 1 - 0.95 is a little more than 0.05.
         return 100 * self.p_value < 100 - LEVEL_PERCENT
 
-    def sentence(self, figure: str, first: str, second: str) -> str:
-        """The result in words."""
+    def sentence(
+        self, figure: str, first: str, second: str, *, is_of_one_system: bool = False
+    ) -> str:
+        """The result in words; of two trainings of one system with other seeds, neither can be
+        better.
+        """
         better, worse = (first, second) if self.value >= 0 else (second, first)
         text = f"{figure}: {better} is better than {worse} by {abs(self.value):.3f}"
         if not self.value:
@@ -461,7 +462,7 @@ class Difference:
             verdict = "which is significant" if self.is_significant else "which is not significant"
             if self.num_compared > 1:
                 verdict += f" (Holm's correction for {self.num_compared} systems)"
-            if self.is_of_one_system:
+            if is_of_one_system:
                 verdict = "the spread between two trainings of one system"
             ends = self._ends(self.interval)
             if self.seeds_interval is not None:
@@ -551,22 +552,17 @@ class Comparison:
     """For each system but the first, one per figure: EER, then the minDCFs; positive if the first
     is better. Each figure's p-values are corrected for the number of systems (`holm`)."""
 
-    def with_one_system(self, is_same: Sequence[bool]) -> "Comparison":
-        """Mark the systems (all but the first) that differ from the first in the seed of their
-        training alone.
+    def sentences(self, names: Sequence[str], same: Collection[str] = ()) -> list[str]:
+        """A sentence for each figure of each system but the first; those named in `same` differ
+        from the first in the seed of their training alone.
         """
-        differences = []
-        for of_system, same in zip(self.differences, is_same, strict=True):
-            differences.append([replace(figure, is_of_one_system=same) for figure in of_system])
-        return replace(self, differences=differences)
-
-    def sentences(self, names: Sequence[str]) -> list[str]:
-        """A sentence for each figure of each system but the first."""
         labels = [figure.label for figure in headline(self.systems[0])]
         sentences = []
         for name, differences in zip(names[1:], self.differences, strict=True):
             for label, difference in zip(labels, differences, strict=True):
-                sentences.append(difference.sentence(label, names[0], name))
+                sentences.append(
+                    difference.sentence(label, names[0], name, is_of_one_system=name in same)
+                )
         return sentences
 
 

@@ -1,15 +1,14 @@
-"""The files of an evaluation: score files, decisions, results, and the data that a report is made
-from.
+"""The data that a report is made from: an evaluation in memory, its decisions, and a run as read
+from its folder.
 
-Score files, from this toolkit or others, have lines `enrol test score` and are matched with a list
-by pair. A report can be remade from the files of a run folder alone: `report_arrays.npz` keeps what
-no other file holds (labels, log-likelihood ratios, the embedding map).
+A report can be remade from the files of a run folder alone: `report_arrays.npz` keeps what no other
+file holds (labels, log-likelihood ratios, the embedding map).
 """
 
 import csv
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,18 +16,12 @@ from typing import Any
 import numpy as np
 
 from speakernet.data.lists import (
-    ListError,
-    ListFile,
-    NameIndex,
-    StringTable,
     TrialList,
-    numbers,
-    split_row,
 )
 from speakernet.evaluation.calibration import threshold_label
-from speakernet.evaluation.figures import CHOSEN_ON_REPORTED
 from speakernet.evaluation.metrics import missing_kind
 from speakernet.evaluation.results import Results, headline_sentence
+from speakernet.evaluation.score_files import SCORE_FORMAT, read_scores
 from speakernet.evaluation.speakers import Speakers
 from speakernet.files import (
     FileError,
@@ -36,14 +29,13 @@ from speakernet.files import (
     open_text,
     read_arrays,
     read_yaml,
-    read_yaml_file,
     reading,
     sha256_of,
 )
 from speakernet.run_folder import (
+    BEST,
     CONFIG,
     DECISIONS,
-    EVALUATIONS,
     METRICS,
     RESULTS,
     SCORES,
@@ -54,12 +46,6 @@ from speakernet.terminal import counted, text_table
 
 logger = logging.getLogger(__name__)
 
-FORM = "'enrol test score' with a finite score, optionally with a fourth column target|nontarget"
-KINDS = {b"target": 1, b"nontarget": 0}
-LARGEST_SCORE = 1e30
-"""Larger scores overflow when squared; no scoring method produces them."""
-SCORE_FORMAT = ".9g"
-"""Of scores and ratios in files: nine significant digits give back the same float32."""
 LLR_COLUMN = "llr"
 NUM_TRIALS_SHOWN = 10
 ARRAYS_NAME = "report_arrays.npz"
@@ -87,157 +73,6 @@ NOT_NUMBERS: dict[str, Any] = {
 """Keys of a record whose values are not numbers -> their type."""
 MAP_SPEAKERS = 12
 MAP_UTTERANCES_EACH = 60
-
-
-def find_scores(path: Path, trials: TrialList) -> tuple[Path, np.ndarray]:
-    """The score file for a list in a run or evaluation folder (or the file itself), and its
-    scores.
-    """
-    if not path.is_dir():
-        return path, scores_for(trials, path)
-    evaluations = sorted((path / EVALUATIONS).glob(f"*/{SCORES}"))
-    # A run folder has the scores of its own test list, and below eval/ those of other lists, in
-    # folders named after them. Only matching the pairs shows which of them belong to this list.
-    candidates = [path / SCORES, evaluation_folder(path, trials.source) / SCORES]
-    # A list of data.test_lists has a folder with its name there; results identify it by checksum. A
-    # folder without alternatives is tried in any case.
-    for file in evaluations:
-        lists = read_results(file.with_name(RESULTS)).lists or []
-        is_of_list = any(listed.get("sha256") == trials.sha256 for listed in lists)
-        if is_of_list or len(evaluations) == 1:
-            candidates.append(file)
-    refused = None
-    for file in filter(Path.is_file, candidates):
-        try:
-            return file, scores_for(trials, file)
-        except ListError as error:
-            # Not an error yet, because a later candidate may be the right one.
-            refused = error
-    names = ", ".join(file.parent.name for file in evaluations) or "none"
-    raise refused or ListError(
-        f"{path} contains no scores of {Path(trials.source).stem} (lists in {EVALUATIONS}: "
-        f"{names}); score it with --eval, or give the folder that has its {SCORES}"
-    )
-
-
-def read_scores(path: str | Path) -> tuple[TrialList, np.ndarray]:
-    """Read lines `enrol test score`, split like those of a trial list; blank lines are skipped.
-
-    Returns:
-        The pairs, with labels if every line has the fourth column, and the scores (trials,)
-        float64; higher means more alike.
-    """
-    file = ListFile(path, kind=f"a score file with lines {FORM}, or the folder of a run")
-    # Names become numbers at once, because two strings for each of ten million lines would take
-    # gigabytes.
-    name_numbers = numbers()
-    pairs: list[int] = []
-    scores: list[float] = []
-    kinds: list[int] = []
-    for number, line in file:
-        fields = split_row(line)
-        if len(fields) not in (3, 4) or not all(fields):
-            file.expected(number, FORM, line)
-        try:
-            score = float(fields[2])
-            kinds.extend(KINDS[kind] for kind in fields[3:])
-        except (ValueError, KeyError):
-            file.expected(number, FORM, line)
-        # Not `>`, since NaN compares as false.
-        if not abs(score) <= LARGEST_SCORE:
-            file.expected(number, FORM, line)
-        scores.append(score)
-        pairs += name_numbers[fields[0]], name_numbers[fields[1]]
-    # Otherwise an empty file would be reported as one that lacks every pair of the list.
-    if not pairs:
-        raise ListError(f"{path}: no scores; expected lines {FORM}")
-    # Copied, because columns of a table are not contiguous in memory.
-    enrol, test = np.array(pairs, dtype=np.int32).reshape(-1, 2).T.copy()
-    labels = np.array(kinds, dtype=np.int8) if len(kinds) == len(enrol) else None
-    names = StringTable.from_bytes(name_numbers)
-    trials = TrialList(names, enrol, test, labels, str(path), sha256_of(path))
-    return trials, np.array(scores, dtype=np.float64)
-
-
-def write_scores(path: str | Path, trials: TrialList, scores: np.ndarray) -> None:
-    """Write one line per trial in list order, atomically; a line is tab-separated if a name
-    contains a space.
-
-    Nine digits keep float32 scores apart: early in training all lie within a thousandth of 1.
-    """
-    names = list(trials.names)
-    with atomic_write(path) as file:
-        for enrol, test, score in zip(
-            trials.enrol.tolist(), trials.test.tolist(), scores.tolist(), strict=True
-        ):
-            gap = "\t" if " " in names[enrol] or " " in names[test] else " "
-            file.write(f"{names[enrol]}{gap}{names[test]}{gap}{score:{SCORE_FORMAT}}\n")
-
-
-def scores_for(trials: TrialList, path: str | Path) -> np.ndarray:
-    """The scores of these trials, (trials,) float64, from a file that may list them in any
-    order.
-    """
-    theirs, all_scores = read_scores(path)
-    rows = _rows_of(trials, theirs)
-    scores = all_scores[rows]
-    if trials.labels is not None and theirs.labels is not None:
-        different = np.flatnonzero(trials.labels != theirs.labels[rows])
-        if len(different):
-            enrol, test = trials.pair(int(different[0]))
-            raise ListError(
-                f"{path}: {len(different):,} of {len(scores):,} labels differ from "
-                f"{trials.source}, first of '{enrol} {test}'; correct the wrong file"
-            )
-    return scores
-
-
-def _rows_of(ours: TrialList, theirs: TrialList) -> np.ndarray:
-    """The row in `theirs` of each trial of `ours`, int64; ListError unless both have the same pairs
-    equally often.
-    """
-    # Both number names by first mention, so lists in the same order have equal tables and equal
-    # rows.
-    if (
-        ours.names == theirs.names
-        and np.array_equal(ours.enrol, theirs.enrol)
-        and np.array_equal(ours.test, theirs.test)
-    ):
-        return np.arange(len(ours))
-    # Another tool may write its scores in any order. Each pair gets a number, and both lists are
-    # sorted by it: if they have the same pairs equally often, the sorted numbers are equal. A score
-    # of b against a is not used for a against b, because some methods are not symmetric.
-    known = NameIndex(ours.names).find(theirs.names)
-    enrol = known[theirs.enrol]
-    test = known[theirs.test]
-    # One number for each pair, -1 for a pair of names that we do not have.
-    pairs = ours.enrol.astype(np.int64) * len(ours.names) + ours.test
-    their_pairs = np.where((enrol >= 0) & (test >= 0), enrol * len(ours.names) + test, -1)
-    order = np.argsort(pairs, kind="stable")
-    their_order = np.argsort(their_pairs, kind="stable")
-    if not np.array_equal(pairs[order], their_pairs[their_order]):
-        lacking = _describe_lacking(ours, ~np.isin(pairs, their_pairs), theirs)
-        lacking += _describe_lacking(theirs, ~np.isin(their_pairs, pairs), ours)
-        problems = "; ".join(lacking) or "some pairs are repeated more often in one than the other"
-        raise ListError(
-            f"{theirs.source} has {len(theirs):,} scores for the {len(ours):,} trials of "
-            f"{ours.source}; expected each pair of the list equally often; {problems}"
-        )
-    rows = np.empty(len(ours), dtype=np.int64)
-    rows[order] = their_order
-    return rows
-
-
-def _describe_lacking(trials: TrialList, is_lacking: np.ndarray, other: TrialList) -> list[str]:
-    """A sentence about the trials that another list lacks; no sentence without any."""
-    rows = np.flatnonzero(is_lacking)
-    if not len(rows):
-        return []
-    enrol, test = trials.pair(int(rows[0]))
-    return [
-        f"{len(rows):,} pairs of {trials.source} are not in {other.source}, the first is '{enrol} "
-        f"{test}'"
-    ]
 
 
 @dataclass(frozen=True)
@@ -576,95 +411,6 @@ def embedding_map(embeddings: np.ndarray, speakers: Speakers) -> dict[str, np.nd
     }
 
 
-def list_in_common(paths: Sequence[Path]) -> TrialList:
-    """The labelled list that all these files and folders have scores for, with the labels kept in
-    one of them.
-    """
-    refused = None
-    for path in paths:
-        # Without --trials, the first labelled list that all systems have scored is used.
-        for place in (path, *sorted((path / EVALUATIONS).glob("*/"))):
-            trials = _scored_list(place)
-            if trials is None or trials.labels is None:
-                continue
-            try:
-                for other in paths:
-                    find_scores(other, trials)
-                return trials
-            except ListError as error:
-                refused = refused or error
-    names = ", ".join(map(str, paths))
-    raise refused or ListError(f"{names}: no labelled scores; give their list with --trials")
-
-
-def _scored_list(place: Path) -> TrialList | None:
-    """The list whose scores are in a file or folder, with the labels that were kept; None without
-    scores.
-    """
-    if place.is_file():
-        return read_scores(place)[0]
-    if not (place / SCORES).is_file():
-        return None
-    run = read_run(place)
-    return run.trials and replace(run.trials, source=run.list_name)
-
-
-def common_costs(systems: Iterable[Results]) -> dict[str, Any]:
-    """The costs `c_miss` and `c_fa` that all results with costs share; empty if they differ or none
-    is known.
-    """
-    # If the costs differ, none of them suits all systems, and callers use the usual costs of 1.
-    known = [results.dcf_costs for results in systems if results.dcf_costs]
-    if not known or any(costs != known[0] for costs in known):
-        return {}
-    return dict(known[0])
-
-
-def configuration_of(scores: Path) -> Mapping[str, Any]:
-    """The sections of the run whose model gave a score file; empty if the run folder is not
-    known.
-    """
-    results = read_results(scores.with_name(RESULTS))
-    if results.is_empty:
-        return {}
-    folders = [scores.parent]
-    if results.checkpoint:
-        folders.append(Path(results.checkpoint.get("path", "")).parent)
-    for folder in folders:
-        config = folder / CONFIG
-        if config.is_file():
-            values = read_yaml_file(config, "a configuration")
-            if not isinstance(values, Mapping):
-                return {}
-            # Another evaluation of the model may have other options than the run.
-            return {**values, "evaluation": results.config or values.get("evaluation")}
-    return {}
-
-
-def is_other_seed(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    """Whether two configurations of runs differ in nothing but `runtime.seed`."""
-    values = []
-    for configuration in (first, second):
-        runtime = configuration.get("runtime")
-        if not isinstance(runtime, Mapping):
-            return False
-        # Any other difference, such as the batch size, makes them two systems.
-        values.append({**configuration, "runtime": {**runtime, "seed": None}})
-    return values[0] == values[1]
-
-
-def chosen_on_reported(scores: Path) -> str:
-    """The warning, from the results beside a score file, that its model was selected on the same
-    list; else empty.
-    """
-    # Earlier versions wrote "this very list".
-    beginning = CHOSEN_ON_REPORTED.partition(" same list")[0]
-    for warning in read_results(scores.with_name(RESULTS)).warnings or []:
-        if warning.startswith(beginning):
-            return warning
-    return ""
-
-
 def read_results(path: Path) -> Results:
     """The results of an evaluation, empty if there is no such file; FileError if it is damaged."""
     if not path.is_file():
@@ -730,3 +476,35 @@ def _read_kept(path: Path) -> dict[str, np.ndarray]:
             ):
                 raise FileError(f"{path}: the arrays of the embedding map do not match")
     return arrays
+
+
+def earlier_report(
+    run_folder: Path, now: Mapping[str, str], beside: Mapping[str, str]
+) -> tuple[Results, list[tuple[str, str]]]:
+    """The report of the run's best model, if there is one, and role and name of the lists whose
+    contents have changed since.
+
+    `now` has the current SHA-256 by role, `beside` that of the other test lists by name.
+    """
+    earlier = read_results(run_folder / RESULTS)
+    changed = _changed_lists(earlier, now)
+    for name, sha256 in beside.items():
+        other = read_results(evaluation_folder(run_folder, name) / RESULTS)
+        changed += _changed_lists(other, {"trials": sha256})
+    # A report that was followed by more training is older than the model; dates would not show this
+    # in a copied folder.
+    best = run_folder / BEST
+    reported = (earlier.checkpoint or {}).get("sha256")
+    if changed and best.is_file() and sha256_of(best) == reported:
+        return earlier, changed
+    return Results(), []
+
+
+def _changed_lists(results: Results, now: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Role and name of the lists of a report whose SHA-256 differs from the current one."""
+    changed = []
+    for listed in results.lists or []:
+        role = listed["role"]
+        if role in now and listed["sha256"] != now[role]:
+            changed.append((role, listed["name"]))
+    return changed

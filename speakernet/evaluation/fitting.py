@@ -7,7 +7,6 @@ Source: Brümmer and van Leeuwen, On calibration of language recognition scores,
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,6 +20,7 @@ from speakernet.evaluation.calibration import (
     SCORE_ONLY,
     AffineCalibration,
     columns_of,
+    identity_of,
     threshold_name,
     threshold_way,
     too_few_nontargets,
@@ -266,8 +266,3 @@ def fit_scores(
         "num_nontargets": rates.num_nontargets,
     }
     return Fit(calibration, thresholds, refused, dict(backend), origin)
-
-
-def identity_of(trials: TrialList) -> dict[str, Any]:
-    """The name and checksum by which a model file identifies a list."""
-    return {"list": Path(trials.source).name, "list_sha256": trials.sha256}

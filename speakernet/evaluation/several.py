@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from speakernet.data.lists import TrialList
 from speakernet.evaluation.calibration import MIN_NONTARGETS
 from speakernet.evaluation.scoring import Plda, pair_scores
 
@@ -50,24 +49,6 @@ class SeveralRecordings:
 NOT_STRETCHED = SeveralRecordings()
 
 
-def fit_several_on_list(
-    units: np.ndarray, speakers: np.ndarray, trials: TrialList, plda: Plda | None
-) -> SeveralRecordings | None:
-    """Fit on the recordings of a labelled list; the list decides which speakers are compared, but
-    all their recordings are.
-
-    Args:
-        units: (utterances, dim), unit length.
-        speakers: (utterances,) numbers.
-        trials: pairs of recordings.
-        plda: replaces the cosine.
-    """
-    assert trials.labels is not None, "a calibration list is labelled"
-    nontargets = np.flatnonzero(trials.labels == 0)
-    pairs = speakers[np.stack([trials.enrol[nontargets], trials.test[nontargets]])]
-    return fit_several_on_people(units, speakers, plda, pairs)
-
-
 def fit_several_on_people(
     units: np.ndarray, people: np.ndarray, plda: Plda | None, pairs: np.ndarray | None = None
 ) -> SeveralRecordings | None:
@@ -83,15 +64,14 @@ def fit_several_on_people(
     # used, so that one with a thousand recordings does not decide alone.
     rows = _some_recordings(people)
     units = units[rows]
-    # Numbered again, because a list may have hundreds of thousands of speakers.
-    known, people = np.unique(people[rows], return_inverse=True)
+    people = people[rows].astype(np.int64)
     is_compared = people[:, None] != people
     if pairs is not None:
-        is_known = np.isin(pairs, known).all(axis=0)
-        first, second = np.searchsorted(known, pairs[:, is_known])
-        is_listed = np.zeros((len(known), len(known)), dtype=bool)
-        is_listed[first, second] = True
-        is_compared &= (is_listed | is_listed.T)[np.ix_(people, people)]
+        # One number for each pair of people, in both orders.
+        size = 1 + max(people.max(initial=0), pairs.max(initial=0))
+        listed = pairs.astype(np.int64)
+        numbers = np.concatenate([listed[0] * size + listed[1], listed[1] * size + listed[0]])
+        is_compared &= np.isin(people[:, None] * size + people, numbers)
     scores = pair_scores(units, units, plda).astype(np.float64)
     return fit_several(scores, units, people, is_compared)
 
@@ -133,10 +113,19 @@ def fit_several(
 
 def _some_recordings(people: np.ndarray) -> np.ndarray:
     """Rows of people with several recordings, at most `MAX_EACH` of each and `MAX_RECORDINGS`."""
-    order = np.argsort(people, kind="stable")
-    # The place of each recording among those of its person.
-    places = np.arange(len(order)) - np.searchsorted(people[order], people[order])
-    rows = order[places < MAX_EACH]
+    rows = first_of_each(people, MAX_EACH)
     # A person with a single recording shows no variation between recordings.
     _, numbers, counts = np.unique(people[rows], return_inverse=True, return_counts=True)
     return rows[counts[numbers] > 1][:MAX_RECORDINGS]
+
+
+def first_of_each(people: np.ndarray, limit: int) -> np.ndarray:
+    """The first `limit` rows of each person, person by person.
+
+    >>> first_of_each(np.array([7, 3, 7, 7, 3]), 2).tolist()
+    [1, 4, 0, 2]
+    """
+    order = np.argsort(people, kind="stable")
+    # The place of each row among those of its person.
+    places = np.arange(len(order)) - np.searchsorted(people[order], people[order])
+    return order[places < limit]

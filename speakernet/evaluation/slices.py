@@ -1,8 +1,7 @@
 """Results by kind of trial: by duration, speech, signal-to-noise ratio, or any column of a CSV.
 
 A slicing assigns each trial to a group, and each group is evaluated like a separate list, with an
-interval over speakers. The signal-to-noise ratio of an utterance is estimated here, from its
-samples.
+interval over speakers.
 """
 
 import itertools
@@ -12,11 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from speakernet.data.audio import AudioError
-from speakernet.data.levels import FRAME_SECONDS, frame_powers, power_ratio_db
-from speakernet.data.lists import StringTable, TrialList
+from speakernet.data.levels import signal_to_noise_ratios
+from speakernet.data.lists import TrialList
 from speakernet.data.sources import AudioSource
-from speakernet.data.spoken import cut_to_speech
+from speakernet.data.speech import cut_to_speech
 from speakernet.evaluation.embedding import checked_lengths, reader_threads
 from speakernet.evaluation.figures import (
     ALWAYS_SHOWN_PRIORS,
@@ -30,7 +28,6 @@ from speakernet.evaluation.metrics import missing_kind
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import GroupResult, SliceResult
 from speakernet.evaluation.speakers import Speakers, read_rows
-from speakernet.files import parallel_map
 from speakernet.options import suggestion
 
 DURATION_EDGES_SECONDS = (2.0, 4.0, 6.0, 10.0)
@@ -43,9 +40,6 @@ MAX_VALUES = 12
 MIN_NUMBERS = 6
 """A column with at least this many distinct numbers holds a quantity, which is cut into thirds."""
 NOT_COLUMNS = ("path", "speaker")
-FRAMES_AT_ONCE = 2400
-"""One minute; longer recordings are read in blocks, so that only their frame powers stay in
-memory."""
 
 
 @dataclass(frozen=True)
@@ -263,30 +257,3 @@ def _as_numbers(values: Sequence[str]) -> np.ndarray | None:
     except ValueError:
         return None
     return numbers if np.isfinite(numbers).all() else None
-
-
-def signal_to_noise_ratios(source: AudioSource, names: StringTable, num_threads: int) -> np.ndarray:
-    """Signal-to-noise ratio of every utterance in dB, by `power_ratio_db`: (utterances,)
-    float64.
-    """
-
-    def ratio(name: str) -> float:
-        # Pauses of speech contain only noise, so quiet frames show the level of the noise and loud
-        # ones that of both. The ratio is a guess, good enough for groups of five decibels and more.
-        frame = round(FRAME_SECONDS * source.sample_rate)
-        powers: list[np.ndarray] = []
-        # Blocks hold whole frames, so the frames are the same as when the recording is read in one
-        # piece.
-        for block in source.blocks(name, FRAMES_AT_ONCE * frame):
-            if len(block) >= frame or (len(block) and not powers):
-                powers.append(frame_powers(block, source.sample_rate))
-        # NaN samples make the power of their frame NaN, so this finds them too.
-        decibels = power_ratio_db(np.concatenate(powers)) if powers else float("nan")
-        if not np.isfinite(decibels):
-            raise AudioError(f"{name}: there are no samples, or some are NaN or infinite")
-        return decibels
-
-    ratios = parallel_map(
-        ratio, names, num_threads, "signal-to-noise ratios", total=len(names), unit="utterance"
-    )
-    return np.fromiter(ratios, dtype=np.float64, count=len(names))

@@ -12,16 +12,12 @@ from annotated_types import MinLen
 
 from speakernet.data.lists import TrialList
 from speakernet.evaluation.figures import compare_scores
-from speakernet.evaluation.files import (
-    find_scores,
-    metrics_of_stages,
-    read_results,
-    scores_for,
-    seconds_of_steps,
-)
+from speakernet.evaluation.files import metrics_of_stages, read_results, seconds_of_steps
 from speakernet.evaluation.report.page import Table
 from speakernet.evaluation.results import Interval
+from speakernet.evaluation.score_files import scores_for
 from speakernet.evaluation.speakers import Speakers
+from speakernet.evaluation.systems import find_scores
 from speakernet.files import read_yaml_file
 from speakernet.options import CountOrZero, OptionError, Options
 from speakernet.run_folder import RESULTS

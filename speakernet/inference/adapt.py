@@ -6,7 +6,6 @@ With labels, it is chosen by cross-validation over speakers; the scores from it 
 file its calibration and thresholds. The mathematics is in `speakernet.evaluation.adaptation`.
 """
 
-import collections
 import copy
 import functools
 import itertools
@@ -40,7 +39,7 @@ from speakernet.evaluation.fitting import Fit, fit_scores
 from speakernet.evaluation.metrics import eer
 from speakernet.evaluation.options import ADAPTATIONS, EvaluationOptions
 from speakernet.evaluation.scoring import WHOLE, Plda, cosine_scores, verifying_backend
-from speakernet.evaluation.several import fit_several_on_people
+from speakernet.evaluation.several import first_of_each, fit_several_on_people
 from speakernet.evaluation.speakers import Speakers, read_csv, speakers_of
 from speakernet.files import check_writable
 from speakernet.inference.decision import MIN_TEST_SECONDS
@@ -187,9 +186,8 @@ def adapt(
     # scores of the best one's first division also give the new file its calibration. These are
     # scores of speakers that the back end had not seen, but the choice has seen them, so the
     # error rate is a little optimistic, the more so the fewer speakers there are.
-    if not isinstance(method, ForeignFiles) and method not in ADAPTATIONS:
-        raise ValueError(f"method {method!r}; expected one of {', '.join(ADAPTATIONS)}")
-    # Checked before the model is loaded, which takes seconds.
+    if not isinstance(method, ForeignFiles):
+        _check_method(method, labels, out_of_domain)
     if comparison is not None and (reason := why_no_error_rate(comparison.trials)):
         raise ValueError(reason)
     target = _checked_target(model, out)
@@ -229,6 +227,18 @@ def adapt(
     return Adapted(target, name, num_recordings, num_speakers, tried, fit, notes)
 
 
+def _check_method(method: str, labels: str | Path | None, out_of_domain: str | Path | None) -> None:
+    if method not in ADAPTATIONS:
+        raise ValueError(f"method {method!r}; expected one of {', '.join(ADAPTATIONS)}")
+    if method == "coral" and out_of_domain is None:
+        raise ValueError("coral needs recordings of the other domain; give --out-of-domain FOLDER")
+    needs_labels = method in ("lda", "wccn") or (method == "plda" and out_of_domain is None)
+    if needs_labels and labels is None:
+        raise ValueError(
+            f"{method} needs speaker labels: --labels, or for plda also --out-of-domain"
+        )
+
+
 def adapted_path(model: str | Path, out: str | Path | None) -> Path:
     """The file that `adapt` writes: `out`, by default beside the model."""
     return Path(out or Path(model).with_suffix(f".adapted{Path(model).suffix}"))
@@ -261,14 +271,10 @@ def _choose(
     if out_of_domain is not None:
         folder = [str(out_of_domain)]
         source, names = audio_inputs(folder, verifier.sample_rate)
-        speakers = _labels_of(list(names), folder, FOLDERS, []).speakers
-        # Files in no speaker's folder would count as one more speaker.
-        labelled = np.flatnonzero(speakers >= 0)
+        labelled, labels = _labels_of(list(names), folder, FOLDERS, [])
         names = names.take(labelled)
         rows_there = _embed(verifier, domain.net, source, names, "other domain")
-        other_domain = rows_there, speakers[labelled]
-    elif method == "coral":
-        raise ValueError("coral needs recordings of the other domain; give --out-of-domain FOLDER")
+        other_domain = rows_there, labels.speakers
     fitters = _fitters(method, rows, who, other_domain)
     if who is None:
         # If the last one is an adapted PLDA, the share in its name has no effect without labels.
@@ -349,15 +355,6 @@ def import_plda(rows: ndarray, files: ForeignFiles) -> Transform:
     return Transform((first, last), Plda(foreign.between, weights))
 
 
-class ScoredPairs(NamedTuple):
-    """Pairs of rows with their scores, (pairs,)."""
-
-    scores: ndarray
-    is_target: ndarray
-    enrol: ndarray
-    test: ndarray
-
-
 def cross_validate(rows: ndarray, who: Labels, fitter: Fitter) -> tuple[float, ScoredTrials]:
     """The EER in percent on held-out speakers, averaged over several divisions, with trials and
     scores of the first.
@@ -375,27 +372,33 @@ def cross_validate(rows: ndarray, who: Labels, fitter: Fitter) -> tuple[float, S
         for fold in range(NUM_FOLDS):
             is_tested = fold_of == fold
             transform = fitter(rows[~is_tested], speakers[~is_tested])
-            tested = _limit_each(random.permutation(np.flatnonzero(is_tested)), speakers)
+            tested = random.permutation(np.flatnonzero(is_tested))
+            # Otherwise a speaker with 60 recordings, who has 1,770 pairs, would outweigh 30
+            # speakers with six each, who have 450 together.
+            tested = np.sort(tested[first_of_each(speakers[tested], MAX_EACH)])
             folds.append(_score_pairs(rows, who, tested, transform))
-        division = ScoredPairs(*map(np.concatenate, zip(*folds, strict=True)))
-        errors.append(eer(division.scores, division.is_target))
+        division = [np.concatenate(columns) for columns in zip(*folds, strict=True)]
+        errors.append(eer(*division[:2]))
         divisions.append(division)
     # Trials of one division only: with all of them each pair would count three times, and the
     # intervals would be too narrow.
-    pairs = divisions[0]
+    scores, is_target, enrol, test = divisions[0]
     trials = TrialList(
         StringTable.from_strings([f"recording {row}" for row in range(len(rows))]),
-        pairs.enrol.astype(np.int32),
-        pairs.test.astype(np.int32),
-        pairs.is_target.astype(np.int8),
+        enrol.astype(np.int32),
+        test.astype(np.int32),
+        is_target.astype(np.int8),
         "cross-validation",
-        "",
     )
-    return float(np.mean(errors)), (trials, pairs.scores)
+    return float(np.mean(errors)), (trials, scores)
 
 
-def _score_pairs(rows: ndarray, who: Labels, tested: ndarray, transform: Transform) -> ScoredPairs:
-    """All pairs of the tested rows, but no target pairs of one session."""
+def _score_pairs(
+    rows: ndarray, who: Labels, tested: ndarray, transform: Transform
+) -> tuple[ndarray, ndarray, ndarray, ndarray]:
+    """Scores of all pairs of the tested rows, but no target pairs of one session; whether each is a
+    target pair, and its two rows; (pairs,) each.
+    """
     first, second = np.triu_indices(len(tested), 1)
     enrol = tested[first]
     test = tested[second]
@@ -406,20 +409,7 @@ def _score_pairs(rows: ndarray, who: Labels, tested: ndarray, transform: Transfo
     units = transform.apply(rows[tested])
     score = cosine_scores if transform.plda is None else transform.plda.trial_scores
     scores = score(units, first[is_kept], second[is_kept])
-    return ScoredPairs(scores, is_target[is_kept], enrol[is_kept], test[is_kept])
-
-
-def _limit_each(rows: ndarray, speakers: ndarray) -> ndarray:
-    """The first `MAX_EACH` of each speaker's rows, sorted."""
-    # Otherwise a speaker with 60 recordings, who has 1,770 pairs, would outweigh 30 speakers with
-    # six each, who have 450 together.
-    counts: collections.Counter[int] = collections.Counter()
-    kept = []
-    for row in rows.tolist():
-        counts[speakers[row]] += 1
-        if counts[speakers[row]] <= MAX_EACH:
-            kept.append(row)
-    return np.sort(kept)
+    return scores, is_target[is_kept], enrol[is_kept], test[is_kept]
 
 
 def _fitters(
@@ -447,10 +437,6 @@ def _fitters(
         # Each fit leaves out one fold of the speakers.
         shrinkages = SHRINKAGES
         dim = min(len(counts) * (NUM_FOLDS - 1) // NUM_FOLDS - 1, rows.shape[1])
-    elif method in ("lda", "wccn") or (method == "plda" and other_domain is None):
-        raise ValueError(
-            f"{method} needs speaker labels: --labels, or for plda also --out-of-domain"
-        )
     elif method == "auto":
         # With fewer recordings the covariance would be a guess.
         method = "whitening" if 2 * len(rows) >= rows.shape[1] else "mean"
@@ -496,40 +482,52 @@ def embed_domain(
     # are like that, the front end gets an energy floor before anything is embedded, and the
     # unchanged model, with which the result is compared, does not.
     net = verifier.net
-    source, table = audio_inputs(recordings, verifier.sample_rate)
-    refuse_recording_as_output(out, source, table)
-    refused, narrow = _inspect(verifier, source, table)
-    num_accepted = len(table) - len(refused)
-    # Checked before anything is embedded.
-    usable, who = _select_usable(list(table), refused, recordings, labels, notes)
-    table = table.take(usable)
+    source, names = audio_inputs(recordings, verifier.sample_rate)
+    refuse_recording_as_output(out, source, names)
+    refused, num_narrow = _inspect(verifier, source, names)
+    # A corpus may have thousands of refused recordings, so only the first are named.
+    reasons = "; ".join(list(refused.values())[:MAX_NAMED]) or "none is refused"
+    accepted = np.setdiff1d(np.arange(len(names)), list(refused))
+    if len(accepted) < MIN_RECORDINGS:
+        raise ValueError(
+            f"only {counted(len(accepted), 'usable recording')} of {len(names)} in "
+            f"{', '.join(recordings)[:200]}; adaptation needs at least {MIN_RECORDINGS}, from many "
+            f"people ({reasons})"
+        )
+    if refused:
+        notes.append(f"left out {counted(len(refused), 'recording')}: {reasons}")
+    names = names.take(accepted)
+    who = None
+    if labels is not None:
+        labelled, who = _labels_of(list(names), recordings, labels, notes)
+        names = names.take(labelled)
     supports_floor = "energy_floor_db" in type(net.front_end.options).model_fields
-    if needs_floor and supports_floor and 2 * len(narrow) > num_accepted:
+    if needs_floor and supports_floor and 2 * num_narrow > len(accepted):
         net = for_telephones(net)
         notes.append(
-            f"{len(narrow)} of {num_accepted} recordings have an empty upper band, as over a "
+            f"{num_narrow} of {len(accepted)} recordings have an empty upper band, as over a "
             f"telephone; the front end gets an energy floor of {ENERGY_FLOOR_DB:g} dB, and "
             f"{preparation_in_words(net.preparation)} before they are embedded"
         )
     # An adapted model loses its back end first, or the new one would be fitted behind it.
     elif net.adaptation_spec:
         net = _remove_adaptation(net)
-    rows = _embed(verifier, net, source, table, "recordings")
+    rows = _embed(verifier, net, source, names, "recordings")
     unchanged_rows = rows
     # The unchanged model is the baseline in the cross-validation.
     if net is not verifier.net and who is not None:
-        unchanged_rows = _embed(verifier, verifier.net, source, table, "unchanged")
-    return Domain(net, rows, unchanged_rows, who, list(table))
+        unchanged_rows = _embed(verifier, verifier.net, source, names, "unchanged")
+    return Domain(net, rows, unchanged_rows, who, list(names))
 
 
 def _inspect(
     verifier: SpeakerVerifier, source: AudioSource, names: StringTable
-) -> tuple[dict[int, str], set[int]]:
-    """Row -> why the recording is not used, and the rows of recordings with an empty upper band."""
+) -> tuple[dict[int, str], int]:
+    """Row -> why the recording is not used, and how many others have an empty upper band."""
     # A copy adds no voice and no session, but its pair with the original would count as a perfect
     # recognition. In a recording without speech, the noise would count as somebody's voice.
     refused = {}
-    narrow = set()
+    num_narrow = 0
     first_of: dict[str, str] = {}
     with Bar("inspecting", len(names), "recording") as bar:
         for row, name in enumerate(bar.over(names)):
@@ -544,35 +542,9 @@ def _inspect(
                 refused[row] = f"{name}: a copy of {original}"
             elif not quality.speech_seconds and quality.seconds >= MIN_TEST_SECONDS:
                 refused[row] = f"{name}: {quality.warnings[0]}"
-            elif quality.is_band_limited:
-                narrow.add(row)
-    return refused, narrow
-
-
-def _select_usable(
-    names: list[str],
-    refused: dict[int, str],
-    roots: list[str],
-    labels: str | Path | None,
-    notes: list[str],
-) -> tuple[ndarray, Labels | None]:
-    """Rows of the usable recordings, and their labels."""
-    rows = np.array([row for row in range(len(names)) if row not in refused], dtype=np.int64)
-    # A corpus may have thousands of refused recordings, so only the first are named.
-    reasons = "; ".join(list(refused.values())[:MAX_NAMED]) or "none is refused"
-    if len(rows) < MIN_RECORDINGS:
-        raise ValueError(
-            f"only {counted(len(rows), 'usable recording')} of {len(names)} in "
-            f"{', '.join(roots)[:200]}; adaptation needs at least {MIN_RECORDINGS}, from many "
-            f"people ({reasons})"
-        )
-    if refused:
-        notes.append(f"left out {counted(len(refused), 'recording')}: {reasons}")
-    if labels is None:
-        return rows, None
-    who = _labels_of([names[row] for row in rows], roots, labels, notes)
-    is_known = who.speakers >= 0
-    return rows[is_known], Labels(who.speakers[is_known], who.sessions[is_known])
+            else:
+                num_narrow += quality.is_band_limited
+    return refused, num_narrow
 
 
 def _embed(
@@ -615,8 +587,10 @@ def _remove_adaptation(
     return twin.eval().to(next(net.parameters()).device)
 
 
-def _labels_of(names: list[str], roots: list[str], labels: str | Path, notes: list[str]) -> Labels:
-    """Speakers and sessions of the names, -1 if unknown, from a table, a list, or the folders below
+def _labels_of(
+    names: list[str], roots: list[str], labels: str | Path, notes: list[str]
+) -> tuple[ndarray, Labels]:
+    """The rows of the labelled names and their labels, from a table, a list, or the folders below
     the roots.
     """
     # Paths in a list may be relative to the list, to the recordings or to the working directory. A
@@ -640,19 +614,17 @@ def _labels_of(names: list[str], roots: list[str], labels: str | Path, notes: li
     num_missing = len(names) - len(labelled)
     if num_missing:
         notes.append(f"left out {counted(num_missing, 'recording')} without a label")
-    sessions = sorted(set(labelled.values()))
-    num_sessions = collections.Counter(speaker for speaker, _ in sessions)
-    speakers = sorted(num_sessions)
+    rows = np.array(sorted(labelled))
+    pairs = np.array([labelled[row] for row in rows.tolist()])  # (recordings, 2)
+    speakers, ids = np.unique(pairs[:, 0], return_inverse=True)
     if len(speakers) < 2:
         raise ValueError(
             f"{labels}: all recordings are of one speaker, {speakers[0]}; expected several speakers"
         )
     # Sessions are numbered over all speakers, since `monday` of Ada is not `monday` of Bo.
-    who = Labels(*np.full((2, len(names)), -1))
-    for row, (speaker, session) in labelled.items():
-        who.speakers[row] = speakers.index(speaker)
-        who.sessions[row] = sessions.index((speaker, session))
-    num_several = sum(count > 1 for count in num_sessions.values())
+    sessions, session_ids = np.unique(pairs, axis=0, return_inverse=True)
+    _, num_sessions = np.unique(sessions[:, 0], return_counts=True)
+    num_several = np.count_nonzero(num_sessions > 1)
     if num_several < MIN_SPEAKERS:
         # The choice would rest on the target pairs of these few.
         notes.append(
@@ -660,8 +632,8 @@ def _labels_of(names: list[str], roots: list[str], labels: str | Path, notes: li
             f"than {MIN_SPEAKERS}; pairs within a session are compared too, and make figures "
             "optimistic"
         )
-        who.sessions[:] = -1
-    return who
+        session_ids = np.full(len(rows), -1)
+    return rows, Labels(ids, session_ids.reshape(-1))
 
 
 def _read_labels(

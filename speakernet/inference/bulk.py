@@ -28,9 +28,9 @@ from speakernet.evaluation.embedding import (
     save_embeddings,
     store_key,
 )
-from speakernet.evaluation.evaluate import fit_for_verifying
 from speakernet.evaluation.figures import WORSE_THAN_CHANCE, figures
 from speakernet.evaluation.fitting import Fit, fit_scores
+from speakernet.evaluation.further import fit_for_verifying
 from speakernet.evaluation.results import FEW_TARGETS, Results
 from speakernet.evaluation.scoring import VERIFYING, Plda, mean_embeddings, verifying_backend
 from speakernet.evaluation.several import SeveralRecordings, fit_several_on_people
@@ -87,7 +87,7 @@ def embed_files(
     if out.suffix != ".npz" or out.is_dir():
         raise ValueError(f"--out {out}: expected a file name ending in .npz")
     check_writable(out)
-    rows, problems = _find_embeddable(source, names, verifier.min_samples)
+    embeddable, problems = _find_embeddable(source, names, verifier.min_samples)
     if problems and not skips_broken:
         raise AudioError(
             f"{len(problems)} of {counted(len(names), 'recording')} cannot be embedded "
@@ -98,32 +98,41 @@ def embed_files(
     # they were embedded and by which network; a block of anything else is made again. Several
     # processes may each take a part of the blocks; whoever finds all of them joins them.
     folder = out.with_name(out.name + BLOCKS_SUFFIX)
-    names = names.take(np.array(rows, dtype=np.int64))
     # Every process plans all blocks, so that the one that finishes last can join them.
-    blocks = _plan_blocks(verifier, source, names, folder)
+    blocks = _plan_blocks(verifier, source, embeddable, folder)
     left_out = problems if skips_broken else None
     num_kept = _embed_blocks(verifier, source, share(blocks, part.number, part.count), left_out)
-    embedded = []
-    missing = []
-    for number in range(1, part.count + 1):
-        blocks_of_part = share(blocks, number, part.count)
-        kept = [load_embeddings(block.path, block.key) for block in blocks_of_part]
-        if None in kept:
-            missing.append(WorkPart(number, part.count))
-        embedded += [block.embeddings for block in kept if block is not None]
+    kept = [load_embeddings(block.path, block.key) for block in blocks]
+    parts = [WorkPart(number, part.count) for number in range(1, part.count + 1)]
+    missing = [other for other in parts if None in share(kept, other.number, other.count)]
     if missing:
         return EmbeddedFiles(0, num_kept, problems, missing)
-    num_embedded = _write_embeddings(out, verifier, names, embedded, problems)
+    embedded = [np.empty((0, verifier.embedding_dim), dtype=np.float32)]
+    embedded += [block.embeddings for block in kept if block is not None]
+    embeddings = np.concatenate(embedded)
+    # Rows of NaN are recordings that --skip-broken left out (`_embed_block`).
+    rows = np.flatnonzero(np.isfinite(embeddings).all(axis=1))
+    if not len(rows):
+        raise AudioError(
+            f"none of the recordings could be embedded: {'; '.join(problems[:MAX_NAMED])}"
+        )
+    with atomic_write(out, "wb") as file:
+        np.savez(
+            file,
+            names=np.array(list(embeddable.take(rows))),
+            embeddings=embeddings[rows],
+            fingerprint=np.array(verifier.fingerprint),
+        )
     if part == WHOLE:
         # With several parts, another process may be reading the same blocks.
         shutil.rmtree(folder, ignore_errors=True)
-    return EmbeddedFiles(num_embedded, num_kept, problems, missing)
+    return EmbeddedFiles(len(rows), num_kept, problems, missing)
 
 
 def _find_embeddable(
     source: AudioSource, names: StringTable, min_samples: int
-) -> tuple[list[int], list[str]]:
-    """Rows of the recordings that are long enough and readable, and a sentence for each other."""
+) -> tuple[StringTable, list[str]]:
+    """The recordings that are long enough and readable, and a sentence for each other."""
     rows = []
     problems = []
     # Only headers are read, so a short or unreadable file is reported before hours of embedding.
@@ -136,7 +145,7 @@ def _find_embeddable(
             rows.append(row)
         else:
             problems.append(problem if name in problem else f"{name}: {problem}")
-    return rows, problems
+    return names.take(np.array(rows, dtype=np.int64)), problems
 
 
 def _plan_blocks(
@@ -201,32 +210,6 @@ def _embed_block(
     # The error does not say which recording of a batch is broken, so they are tried again one by
     # one. That is slow, but only happens to blocks with a broken recording.
     return np.concatenate([_embed_block(verifier, source, [name], left_out) for name in names])
-
-
-def _write_embeddings(
-    out: Path,
-    verifier: SpeakerVerifier,
-    names: StringTable,
-    blocks: Sequence[ndarray],
-    problems: list[str],
-) -> int:
-    """Join the embeddings of all blocks in a file; returns their number."""
-    empty = np.empty((0, verifier.embedding_dim), dtype=np.float32)
-    embeddings = np.concatenate([empty, *blocks])
-    # Rows of NaN are recordings that --skip-broken left out (`_embed_block`).
-    rows = np.flatnonzero(np.isfinite(embeddings).all(axis=1))
-    if not len(rows):
-        raise AudioError(
-            f"none of the recordings could be embedded: {'; '.join(problems[:MAX_NAMED])}"
-        )
-    with atomic_write(out, "wb") as file:
-        np.savez(
-            file,
-            names=np.array(list(names.take(rows))),
-            embeddings=embeddings[rows],
-            fingerprint=np.array(verifier.fingerprint),
-        )
-    return len(rows)
 
 
 def calibrate_on_trials(

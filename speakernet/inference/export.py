@@ -101,7 +101,7 @@ class Parity:
 
 
 def export_model(
-    model_path: str | Path,
+    model: ModelFile,
     path: Path,
     *,
     speech: Sequence[np.ndarray],
@@ -116,7 +116,6 @@ def export_model(
         How close the export is to the network; with int8, one value before and one after
         quantisation.
     """
-    model = load_model_file(model_path)
     # Written only after the graph has been run and compared with the network, since a wrong graph
     # would be hard to notice where it is deployed.
     least = model.net.min_samples
@@ -147,8 +146,7 @@ def export_model(
     # Not `<=`, since NaN must be refused too.
     if not parities[0].cosine > MIN_COSINE:
         raise ValueError(
-            f"{path} was not written: its embeddings differ from those of {model_path} "
-            f"({parities[0]})"
+            f"{path} was not written: its embeddings differ from those of the model ({parities[0]})"
         )
     if int8:
         logger.info("rounding to eight bits and comparing again")

@@ -1,7 +1,7 @@
 """Identify a voice as a person in a store or as a stranger, as `identify` and `who` do."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import functools
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -32,8 +32,14 @@ class Namer:
     rule: DecisionRule
     store: PeopleStore
     limits: DecisionLimits
-    person_seconds: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of speech that each person is enrolled with, for a calibration with durations."""
+
+    @functools.cached_property
+    def person_seconds(self) -> dict[str, float]:
+        """Seconds of speech that each person is enrolled with, for a calibration with durations."""
+        # A query that most calibrations do not need.
+        if not self.rule.knows_durations:
+            return {}
+        return {person.name: person.speech_seconds for person in self.store.people()}
 
     def threshold(self) -> float | str:
         """The threshold that scores are compared with: a score or the name of one. Call it before
@@ -100,14 +106,6 @@ class Namer:
         )
 
 
-def seconds_of(store: PeopleStore, rule: DecisionRule) -> dict[str, float]:
-    """Seconds of speech that each person is enrolled with, if the rule asks for them."""
-    # A query that most calibrations do not need.
-    if not rule.knows_durations:
-        return {}
-    return {person.name: person.speech_seconds for person in store.people()}
-
-
 def identify(
     verifier: Verifier,
     store: PeopleStore,
@@ -126,7 +124,7 @@ def identify(
     Odds below 1 name nobody unless `threshold` is given.
     """
     limits = DecisionLimits(false_accept_rate=false_accept_rate, threshold=threshold)
-    namer = Namer(verifier.rule, store, limits, seconds_of(store, verifier.rule))
+    namer = Namer(verifier.rule, store, limits)
     # Checked before anything is embedded.
     namer.threshold()
     recording, quality = verifier.hear(audio, sample_rate)

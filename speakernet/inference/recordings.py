@@ -402,7 +402,7 @@ class Quality:
     seconds: float
     speech_seconds: float
     snr_db: float
-    """Computed as `speakernet.evaluation.slices.signal_to_noise_ratios` does."""
+    """Computed as `speakernet.data.levels.signal_to_noise_ratios` does."""
     warnings: tuple[str, ...]
     """Each begins with its cause and a colon."""
     digest: str
@@ -521,22 +521,18 @@ def warnings_by_cause(qualities: Sequence[Quality]) -> list[str]:
     """The warnings about several recordings, one for each cause, and one if their channels
     differ.
     """
-    names_by_cause: dict[str, list[str]] = {}
-    texts: dict[str, str] = {}
+    by_cause: dict[str, tuple[str, list[str]]] = {}
     for quality in qualities:
         for text in quality.warnings:
-            cause = text.partition(":")[0]
-            names_by_cause.setdefault(cause, []).append(quality.name)
             # Of several recordings, the numbers of the first are shown.
-            texts.setdefault(cause, text)
+            _, names = by_cause.setdefault(text.partition(":")[0], (text, []))
+            names.append(quality.name)
     # Narrow-band recordings are comparable with each other; scores change if only some of them are.
     narrow = [quality.name for quality in qualities if quality.is_band_limited]
     if 0 < len(narrow) < len(qualities):
-        names_by_cause[BAND_LIMITED] = narrow
-        texts[BAND_LIMITED] = (
-            f"{BAND_LIMITED}: as over a telephone, unlike the others; use one kind of microphone"
-        )
-    return [f"{join_names(names)}: {texts[cause]}" for cause, names in names_by_cause.items()]
+        text = f"{BAND_LIMITED}: as over a telephone, unlike the others; use one kind of microphone"
+        by_cause[BAND_LIMITED] = text, narrow
+    return [f"{join_names(names)}: {text}" for text, names in by_cause.values()]
 
 
 def join_names(names: Sequence[str]) -> str:

@@ -7,9 +7,10 @@ import json
 import pytest
 import torch
 
-from speakernet.assembly import fine_tuning
+from speakernet.assembly import reports
 from speakernet.checkpoint import read_own_checkpoint
-from speakernet.cli import load_configuration, main
+from speakernet.cli import main
+from speakernet.cli.shared import load_configuration
 from speakernet.data.lists import read_trials
 from speakernet.evaluation.files import Evaluation
 from speakernet.evaluation.results import Results
@@ -159,25 +160,15 @@ def test_no_gain_keeps_the_initial_weights(given, recipe, tmp_path, caplog):
     assert "no epoch was better than the initial model" in (run / "report.html").read_text()
 
 
-@pytest.fixture
-def compared(given, recipe, monkeypatch):
-    """A function that compares scores of the initial model with those of a trained one."""
-
-    def compare(trials, before, after):
-        monkeypatch.setattr(fine_tuning, "scores_of_model", lambda *_: before)
-        config = load_configuration(["--config", str(recipe), "--initial_model", str(given)]).config
-        results = Results(eer_percent=30.0)
-        scored = Evaluation(trials, after, results, None, None, speakers_of(trials))
-        summary = {"initial_eer_percent": 9.0, "best_eer_percent": 8.0}
-        summary |= {"best_epoch": 2, "best_stage": ""}
-        return fine_tuning.compared_with_initial_model(config, None, summary, scored).results
-
-    return compare
-
-
-def test_better_initial_model_is_warned_of(compared, tiny_corpus):
+def test_better_initial_model_is_warned_of(given, recipe, tiny_corpus, monkeypatch):
     trials = read_trials(tiny_corpus / "trials.txt")
-    results = compared(trials, trials.labels.astype(float), -1.0 * trials.labels)
+    monkeypatch.setattr(reports, "scores_of_model", lambda *_: trials.labels.astype(float))
+    config = load_configuration(["--config", str(recipe), "--initial_model", str(given)]).config
+    worse = -1.0 * trials.labels
+    scored = Evaluation(trials, worse, Results(eer_percent=30.0), None, None, speakers_of(trials))
+    summary = {"initial_eer_percent": 9.0, "best_eer_percent": 8.0}
+    summary |= {"best_epoch": 2, "best_stage": ""}
+    results = reports.compared_with_initial_model(config, None, summary, scored).results
     assert "the initial model is better than best.pt by 100.000" in results.warnings[0]
 
 

@@ -16,7 +16,8 @@ import yaml
 from speakernet import distributed
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs, with_default_paths
-from speakernet.assembly.runs import score_experiment, train_experiment
+from speakernet.assembly.reports import score_experiment
+from speakernet.assembly.runs import train_experiment
 from speakernet.config import Config, load_config
 from speakernet.config.schema import with_changes
 from speakernet.corpora.pack_inputs import FolderInput

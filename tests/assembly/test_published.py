@@ -14,7 +14,8 @@ import yaml
 import speakernet
 from speakernet.assembly.published import cache_path, fetch
 from speakernet.checkpoint import read_checkpoint
-from speakernet.cli import load_configuration, main
+from speakernet.cli import main
+from speakernet.cli.shared import load_configuration
 from speakernet.files import sha256_of
 from speakernet.models import published
 from speakernet.models.importers import PUBLISHED

@@ -13,8 +13,8 @@ from speakernet.config import load_config
 from speakernet.data.lists import read_trials
 from speakernet.data.opening import open_source
 from speakernet.evaluation.embedding import Embedder, one_pass
-from speakernet.evaluation.files import find_scores
 from speakernet.evaluation.options import EvaluationOptions
+from speakernet.evaluation.systems import find_scores
 from speakernet.training.trackers import scalars
 from tests.evaluation.test_embedding import Counting
 from tests.outcomes import records_of, results_of, scores_of

@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from speakernet import distributed
-from speakernet.assembly import fine_tuning, runs
+from speakernet.assembly import fine_tuning, reports
 from speakernet.assembly.runs import train_experiment
 from speakernet.assembly.training import build_loss
 from speakernet.checkpoint import read_own_checkpoint
@@ -55,8 +55,8 @@ def _no_report(monkeypatch):
 
 
 def skip_report(patch):
-    patch.setattr(runs, "run_evaluation", lambda *arguments, **options: Evaluated())
-    patch.setattr("speakernet.evaluation.report.write_evaluation", lambda *arguments: [])
+    patch.setattr(reports, "run_evaluation", lambda *arguments, **options: Evaluated())
+    patch.setattr(reports, "write_evaluation", lambda *arguments: [])
 
 
 @pytest.fixture

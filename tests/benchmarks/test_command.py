@@ -52,9 +52,7 @@ def options(tiny_corpus, tmp_path_factory):
 def test_recordings_in_every_form(options, tmp_path):
     config = load_config(options).config
     data = prepare_data(config, tmp_path, 5)
-    sources = {
-        form: open_source(data.root / form, keep_lookup=False) for form in ("wav", "flac", "packed")
-    }
+    sources = {form: open_source(data.root / form) for form in ("wav", "flac", "packed")}
     for name in data.names:
         wave = sources["wav"].read(f"{name}.wav")
         assert 4 * 16000 <= len(wave) <= 12 * 16000

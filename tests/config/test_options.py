@@ -4,9 +4,11 @@ line.
 
 import math
 import os
+import pickle
 from pathlib import Path
 
 import pytest
+import yaml
 
 from speakernet.assembly.training import build_loss
 from speakernet.config import ConfigError, config_from_dict
@@ -62,19 +64,36 @@ def test_described_and_default_valid():
             assert made[0] == made[1], f"{holder}.{field}"
 
 
-def test_lists_never_change():
+def test_lists_and_mappings_never_change():
     changes = {"noise_snr_db": [5, 10], "speed_factors": [1.0, 0.9]}
-    config = config_from_dict({"augment": changes, "model": {"name": "ReDimNetB0"}})
+    stage = {"name": "first", "epochs": 2, "loss": {"margin": 0.1}}
+    config = config_from_dict(
+        {
+            "augment": changes,
+            "model": {"name": "ReDimNetB0"},
+            "data": {"test_lists": {"other": "trials.txt"}},
+            "training": {"stages": [stage]},
+        }
+    )
     for values in (config.augment.noise_snr_db, config.training.trackers, config.training.stages):
         with pytest.raises(AttributeError):
             values.append(values[0] if values else 1)
-    with pytest.raises(TypeError):
-        config.model.options.stages[0][0] = 9
+    stages = config.training.stages
+    for values, key in (
+        (config.model.options.stages[0], 0),
+        (config.data.test_lists, "other"),
+        (stages[0].loss, "margin"),
+    ):
+        with pytest.raises(TypeError):
+            values[key] = 9
     # Saved, compared and printed as lists.
     values = config.model_dump()
     assert values["augment"]["noise_snr_db"] == [5, 10]
     assert values["model"]["options"]["stages"][0] == [1, 2, 1, 30]
+    assert yaml.safe_load(yaml.safe_dump(values)) == values
     assert config_from_dict(values) == config
+    # Spawned loader workers get the options pickled.
+    assert pickle.loads(pickle.dumps(config)) == config
 
 
 def test_numbers_have_finite_bounds():

@@ -3,11 +3,10 @@ process.
 """
 
 import hashlib
-import io
 import os
+import shutil
 import subprocess
-import tarfile
-import zipfile
+from pathlib import Path
 from typing import NamedTuple
 
 import yaml
@@ -58,22 +57,9 @@ def to_m4a(ffmpeg, source, target):
     subprocess.run([*command, *options.split(), str(target)], check=True)
 
 
-def zip_tree(root):
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted(root.rglob("*")):
-            if path.is_file():
-                archive.writestr(path.relative_to(root).as_posix(), path.read_bytes())
-    return buffer.getvalue()
-
-
-def tar_tree(root):
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        for path in sorted(root.rglob("*")):
-            if path.is_file():
-                archive.add(path, path.relative_to(root).as_posix())
-    return buffer.getvalue()
+def archive_of(root, kind):
+    """The content of an archive of a folder, `zip` or `gztar`."""
+    return Path(shutil.make_archive(f"{root}-{kind}", kind, root)).read_bytes()
 
 
 def parts_of(whole, name, count):
@@ -153,7 +139,8 @@ def publish(root, ffmpeg, copies=1):
         0.2,
     )
     whole = {
-        kind: zip_tree(root / kind) for kind in ("vox1_dev", "vox1_test", "vox2_dev", "vox2_test")
+        kind: archive_of(root / kind, "zip")
+        for kind in ("vox1_dev", "vox1_test", "vox2_dev", "vox2_test")
     }
     vox1 = parts_of(whole["vox1_dev"], "vox1_dev_wav_part", 4)
     vox2 = parts_of(whole["vox2_dev"], "vox2_dev_aac_part", 8)
@@ -168,8 +155,8 @@ def publish(root, ffmpeg, copies=1):
         "vox2_dev_aac.zip": (list(vox2), whole["vox2_dev"]),
     }
     lists = {"veri_test.txt": TRIALS, "veri_test2.txt": TRIALS}
-    musan = {"musan.tar.gz": tar_tree(root / "musan")}
-    rirs = {"rirs_noises.zip": zip_tree(root / "rirs")}
+    musan = {"musan.tar.gz": archive_of(root / "musan", "gztar")}
+    rirs = {"rirs_noises.zip": archive_of(root / "rirs", "zip")}
     corpora = {
         "voxceleb": catalogue_entry(archives, joined),
         "voxceleb_trials": catalogue_entry(lists),

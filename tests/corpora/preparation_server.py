@@ -100,10 +100,9 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(body[: len(body) // 2])
                 time.sleep(3)
                 return
-            if source.behaviour in ("slow", "steady"):
-                block = 4096 if source.behaviour == "slow" else 32768
-                for position in range(0, len(body), block):
-                    self.wfile.write(body[position : position + block])
+            if source.behaviour == "slow":
+                for position in range(0, len(body), 32768):
+                    self.wfile.write(body[position : position + 32768])
                     time.sleep(0.002)
                 return
             self.wfile.write(body)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from preparation_corpora import catalogue_entry, run_data_prep, tar_tree, write_catalogue, zip_tree
+from preparation_corpora import archive_of, catalogue_entry, run_data_prep, write_catalogue
 from preparation_server import fake_source
 
 from speakernet.corpora.rirs import trimmed_response
@@ -51,7 +51,7 @@ def prepare_from_archive(part, name, archive):
 
 def test_musan():
     make_musan(Path("made"))
-    prepare_from_archive("musan", "musan.tar.gz", tar_tree(Path("made")))
+    prepare_from_archive("musan", "musan.tar.gz", archive_of(Path("made"), "gztar"))
     split = Path("data/musan_split")
     pieces = sorted(path.relative_to(split).as_posix() for path in split.rglob("*.wav"))
     assert pieces == [
@@ -94,7 +94,7 @@ def test_bad_pieces(wrong, capsys):
 
 def test_responses():
     make_responses(Path("made"))
-    prepare_from_archive("rirs", "rirs_noises.zip", zip_tree(Path("made")))
+    prepare_from_archive("rirs", "rirs_noises.zip", archive_of(Path("made"), "zip"))
     mono = sorted(Path("data/RIRS_NOISES/real_rirs_mono").rglob("*.wav"))
     assert [path.name for path in mono] == [
         f"RWCP_type1_rir_a_ch{channel}.wav" for channel in (1, 2, 3, 4)

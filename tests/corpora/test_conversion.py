@@ -25,7 +25,7 @@ def make_m4a(ffmpeg, path, seconds=1.0, rate=16000):
 
 def convert(folder, pairs, file_format="wav", **options):
     summary = StepSummary("convert", folder)
-    convert_all(pairs, file_format, 16000, 2, summary, **options)
+    convert_all(pairs, file_format, 2, summary, **options)
     return summary
 
 

@@ -9,16 +9,15 @@ import numpy as np
 import pytest
 import yaml
 from preparation_corpora import (
+    archive_of,
     catalogue_entry,
     parts_of,
     run_data_prep,
-    tar_tree,
     write_catalogue,
     write_voices,
 )
 from preparation_server import fake_source
 
-from speakernet.corpora.cnceleb import groups_of_length
 from speakernet.data.audio import audio_info, write_audio
 from speakernet.data.lists import read_model_trials, read_training_list, read_trials
 from tests.conftest import REPOSITORY
@@ -150,13 +149,6 @@ def test_cnceleb():
     assert {path: path.stat().st_mtime_ns for path in joined} == before
 
 
-@pytest.mark.parametrize(
-    ("seconds", "groups"), [([], []), ([1, 1], [[0, 1]]), ([3, 3, 1], [[0, 1, 2]])]
-)
-def test_groups_of_length(seconds, groups):
-    assert groups_of_length(seconds, 5) == groups
-
-
 @pytest.mark.parametrize("name", ["librispeech", "vctk", "common_voice", "cnceleb"])
 def test_wrong_folder(tmp_path, capsys, name):
     run_data_prep(name, f"--save_path {tmp_path}", status=1)
@@ -165,10 +157,10 @@ def test_wrong_folder(tmp_path, capsys, name):
 
 def test_cnceleb_download():
     make_cnceleb(Path("made"))
-    first = tar_tree(Path("made"))
+    first = archive_of(Path("made"), "gztar")
     pattern = "CN-Celeb2_flac/data/id1000{speaker}/vlog-01-00{utterance}.flac"
     write_voices(Path("second"), 3, 3, pattern)
-    second = tar_tree(Path("second"))
+    second = archive_of(Path("second"), "gztar")
     parts = parts_of(second, "cn-celeb2_v2.tar.gz", 3)
     files = {"cn-celeb_v2.tar.gz": first, **parts}
     entry = catalogue_entry(files, {"cn-celeb2_v2.tar.gz": (list(parts), second)})

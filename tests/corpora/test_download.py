@@ -4,6 +4,7 @@ without ranges.
 
 import base64
 import hashlib
+import itertools
 import logging
 import resource
 import socket
@@ -12,15 +13,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import requests
+import yaml
 from preparation_server import fake_source
 
+from speakernet.cli.prepare import build_parser
 from speakernet.corpora.download import (
     DownloadOptions,
     RemoteFile,
     download_all,
-    load_catalogue,
-    load_corpus,
 )
+from speakernet.corpora.public_archives import CATALOGUE, PublicArchives
 from speakernet.corpora.steps import DiskFullError, StepSummary, finish
 
 CONTENT = np.random.default_rng(7).bytes(200_000)
@@ -192,17 +194,18 @@ def test_other_schemes(tmp_path):
 
 
 def test_shipped_catalogue(tmp_path):
-    for name in load_catalogue():
-        corpus = load_corpus(name, key="k y")
+    arguments = build_parser("voxceleb").parse_args(["--key", "k y"])
+    for name in yaml.safe_load(CATALOGUE.read_text(encoding="utf-8")):
+        corpus = PublicArchives(name, arguments)
         for file in corpus.files.values():
             assert file.md5 is None or (len(file.md5) == 32 and int(file.md5, 16) >= 0)
             assert file.access and all(
                 url.startswith("http") and "{" not in url for url in file.urls
             )
-        assert corpus.files and all(
-            piece in corpus.files for archive in corpus.joined for piece in corpus.pieces(archive)
-        )
-    assert "key=k%20y" in load_corpus("voxceleb", key="k y").files["vox1_test_wav.zip"].urls[0]
-    summary = fetch(load_corpus("voxceleb").files["vox1_dev_wav_partaa"], tmp_path, num_retries=0)
-    reason = summary.broken_path.read_text()
+        assert corpus.files and {*itertools.chain(*corpus.parts.values())} <= {*corpus.files}
+    corpus = PublicArchives("voxceleb", arguments)
+    assert "key=k%20y" in corpus.files["vox1_test_wav.zip"].urls[0]
+    arguments.key = ""
+    part = PublicArchives("voxceleb", arguments).files["vox1_dev_wav_partaa"]
+    reason = fetch(part, tmp_path, num_retries=0).broken_path.read_text()
     assert "access key" in reason and "mm.kaist.ac.kr" in reason

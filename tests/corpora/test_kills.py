@@ -73,7 +73,7 @@ def test_kills(tmp_path, ffmpeg):
     files, corpora = publish(tmp_path / "made", ffmpeg, copies=6)
     (tmp_path / "lists").mkdir()
     (tmp_path / "lists" / "veri_test2.txt").write_bytes(TRIALS)
-    with fake_source(files, behaviour="steady") as source:
+    with fake_source(files, behaviour="slow") as source:
         table = write_catalogue(tmp_path / "table.yaml", source.address, corpora)
         assert not run_until(tmp_path / "straight", table, tmp_path / "lists")
         expected = tree(tmp_path / "straight")

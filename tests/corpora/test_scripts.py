@@ -39,7 +39,7 @@ def test_secrets(monkeypatch):
     assert "TOPSECRET" not in parser.format_help()
     archives = PublicArchives("voxceleb", parser.parse_args([]))
     assert (archives.options.user, archives.options.password) == ("TOPSECRET", "TOPSECRET")
-    assert "key=TOPSECRET" in archives.corpus.files["vox1_test_wav.zip"].urls[0]
+    assert "key=TOPSECRET" in archives.files["vox1_test_wav.zip"].urls[0]
 
 
 def test_leftovers_of_a_kill(tmp_path):

@@ -137,15 +137,14 @@ def flac_with_length(path, num_samples):
     return path
 
 
-@pytest.mark.parametrize("read", [audio_info, read_audio])
-def test_impossible_length(tmp_path, read):
+def test_impossible_length(tmp_path):
     path = flac_with_length(tmp_path / "a.flac", 68_000_000_000)
     message = (
         r"a\.flac: broken FLAC file: claims 68,000,000,000 samples in "
         rf"{path.stat().st_size:,} bytes"
     )
     with pytest.raises(AudioError, match=message):
-        read(path)
+        audio_info(path)
 
 
 def test_false_length_takes_no_memory(tmp_path):

@@ -109,5 +109,6 @@ def test_impossible_requests(choose, changes, word):
     ],
 )
 def test_advice(facts, words):
-    assert words in data_wait_advice(0.3, facts) and "30 %" in data_wait_advice(0.3, facts)
+    advice = data_wait_advice(0.3, facts)
+    assert words in advice and "30 %" in advice
     assert data_wait_advice(0.1, facts) == ""

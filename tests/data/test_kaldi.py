@@ -43,7 +43,7 @@ def test_training_list(kaldi):
 
 
 def test_audio(kaldi, tmp_path):
-    source = open_source(kaldi, keep_lookup=False)
+    source = open_source(kaldi)
     assert isinstance(source, KaldiSource)
     names = StringTable.from_strings([IDS[4], "absent", IDS[0]])
     table = source.lookup_table(names)
@@ -51,7 +51,7 @@ def test_audio(kaldi, tmp_path):
     assert list(table.problems) == [1] and "'absent'" in table.problems[1]
     assert source.missing(names).tolist() == [1]
     (tmp_path / "audio" / "0.wav").unlink()
-    assert open_source(kaldi, keep_lookup=False).missing(names).tolist() == [1, 2]
+    assert open_source(kaldi).missing(names).tolist() == [1, 2]
     out = np.empty((1, 3000), dtype=np.float32)
     assert source.rows(names, table).fill(np.array([0]), np.array([0]), out) == {}
     whole = source.read(IDS[4])

@@ -237,6 +237,17 @@ def test_bad_files(folder):
     assert pack(FolderInput(folder, ALL), CORPUS).num_skipped == 2
 
 
+def test_a_file_without_its_end_is_named(folder, caplog):
+    file = folder / NAMES[2]
+    file.write_bytes(file.read_bytes()[:1044])
+    for source in (FolderInput(folder), open_inputs([make_zip("a.zip", folder)])):
+        caplog.clear()
+        pack(source, source.names[0])
+        (warning,) = caplog.messages
+        assert NAMES[2] in warning and "cut off" in warning
+        assert len(PackedSource(source.names[0]).read(source.names[2])) == 500
+
+
 @pytest.mark.parametrize(
     "name", ["../evil.wav", "a/../../evil.wav", "/evil.wav", "..\\evil.wav", "C:/evil.wav"]
 )

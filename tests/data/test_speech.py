@@ -1,5 +1,5 @@
-"""Where somebody speaks: the network of silero-vad, the fallback by energy, stretches and
-offsets.
+"""Where somebody speaks: the network of silero-vad, the fallback by energy, stretches and offsets;
+a source of the speech of recordings alone.
 """
 
 import warnings
@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from speakernet.data import speech
-from speakernet.data.audio import read_audio
-from speakernet.data.speech import ENERGY, SILERO, find_speech, speech_of, speech_probabilities
+from speakernet.data.audio import read_audio, write_audio
+from speakernet.data.lists import StringTable
+from speakernet.data.sources import FolderSource
+from speakernet.data.speech import cut_to_speech, find_speech, speech_of, speech_probabilities
 
 
 def test_same_as_its_package():
@@ -47,12 +49,12 @@ def test_voice_after_noise(shared_data):
     for a long time; rain alone is no voice.
     """
     path = sorted((shared_data / "speechocean_mini" / "dev").glob("*/*.flac"))[0]
-    voice = speech_of(read_audio(path), 16000, SILERO)
+    voice = speech_of(read_audio(path), 16000)
     rain = read_audio(sorted((shared_data / "noise_mini").rglob("rain/*.*"))[0])
-    assert len(find_speech(rain, 16000, SILERO)) == 0
+    assert len(find_speech(rain, 16000)) == 0
     noise = np.resize(rain, 15 * 16000)
     noise *= np.sqrt(np.square(voice).mean() / np.square(noise).mean())
-    spoken = find_speech(np.concatenate([noise, voice]), 16000, SILERO)
+    spoken = find_speech(np.concatenate([noise, voice]), 16000)
     assert spoken[0, 0] == pytest.approx(15.0, abs=0.3)
 
 
@@ -67,18 +69,18 @@ def test_stretches_of_speech():
     assert len(speech.stretches(scores, 10.0, begin=0.3, end=0.2)) == 2
 
 
-def test_doubtful_speech(monkeypatch):
-    for probability, expected in ((0.8, 0), (0.9, 1)):
-        monkeypatch.setattr(
-            speech, "speech_probabilities", lambda _, value=probability: np.full(62, value)
-        )
-        assert len(find_speech(np.zeros(32000, np.float32), 16000, SILERO)) == expected
+@pytest.mark.parametrize(("probability", "expected"), [(0.8, 0), (0.9, 1)])
+def test_doubtful_speech(monkeypatch, probability, expected):
+    monkeypatch.setattr(speech, "_network", lambda: lambda _: torch.full((62,), probability))
+    assert len(find_speech(np.zeros(32000, np.float32), 16000)) == expected
 
 
-def test_offset_rate_and_pieces():
+def test_offset_rate_and_pieces(monkeypatch):
     """An offset, another sample rate, a gain and the division into pieces do not move what is found
-    by energy.
+    by energy, as without the network's weights.
     """
+    monkeypatch.setattr(speech, "_network", lambda: None)
+    assert speech.default_detector() == speech.ENERGY
     random = np.random.default_rng(1)
     is_loud = np.repeat([False, True, False, True, False], [16000, 32000, 16000, 16000, 16000])
     waveform = (np.where(is_loud, 0.1, 0.001) * random.standard_normal(len(is_loud))).astype(
@@ -92,11 +94,11 @@ def test_offset_rate_and_pieces():
         # As loud as after a simulated microphone.
         (100 * waveform, 16000),
     ):
-        assert find_speech(changed, rate, ENERGY) == pytest.approx(expected, abs=0.07)
-    assert find_speech(iter(np.split(waveform, [48000])), 16000, ENERGY) == pytest.approx(
+        assert find_speech(changed, rate) == pytest.approx(expected, abs=0.07)
+    assert find_speech(iter(np.split(waveform, [48000])), 16000) == pytest.approx(
         expected, abs=0.07
     )
-    assert len(speech_of(waveform, 16000, ENERGY)) == pytest.approx(3.4 * 16000, abs=2000)
+    assert len(speech_of(waveform, 16000)) == pytest.approx(3.4 * 16000, abs=2000)
 
 
 def test_no_speech():
@@ -106,3 +108,45 @@ def test_no_speech():
     ):
         assert find_speech(waveform.astype(np.float32), 16000).shape == (0, 2)
         assert len(speech_of(waveform.astype(np.float32), 16000)) == 0
+
+
+RATE = 16000
+EDGES = np.array([[0.5, 1.5], [2.0, 2.25]])
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    """Two recordings of 3 s, `speech.wav` with speech between `EDGES` and `noise.wav` without; a
+    sample is its number.
+    """
+    ramp = (np.arange(3 * RATE) / 65536).astype(np.float32)
+    write_audio(tmp_path / "speech.wav", ramp, RATE)
+    write_audio(tmp_path / "noise.wav", -ramp, RATE)
+
+    def found(pieces, sample_rate):
+        is_speech = sum(float(piece.sum()) for piece in pieces) > 0
+        return EDGES if is_speech else np.zeros((0, 2))
+
+    monkeypatch.setattr(speech, "find_speech", found)
+    return FolderSource(str(tmp_path), RATE)
+
+
+def numbers(samples):
+    return np.round(np.asarray(samples) * 65536).astype(int)
+
+
+def test_crops_and_lengths(source, caplog):
+    cut = cut_to_speech(source)
+    expected = np.concatenate([np.arange(8000, 24000), np.arange(32000, 36000)])
+    # Files hold 16 bits, and are read without the offset, so that only differences are those of the
+    # recording.
+    assert numbers(cut.read("speech.wav")) == pytest.approx(expected - expected.mean(), abs=2)
+    assert np.diff(numbers(cut.read("speech.wav", 15999, 2))) == pytest.approx([8001], abs=2)
+    assert len(cut.read("speech.wav", 19999, 50)) == 1
+    assert len(cut.read("noise.wav")) == 3 * RATE
+    table = cut.lookup_table(StringTable.from_strings(["speech.wav", "noise.wav"]), 1)
+    assert np.asarray(table.native_samples).tolist() == [20000, 48000]
+    assert "1 of 2 recordings" in caplog.text and "noise.wav" in caplog.text
+    assert cut_to_speech(source) is cut, "each source is searched once"
+    with pytest.raises(ValueError, match="whole recordings"):
+        cut.rows(StringTable.from_strings(["speech.wav"]), None)

@@ -16,8 +16,9 @@ import pytest
 import yaml
 from torch.distributed.run import get_args_parser
 
-from speakernet.cli import COMMANDS, EXIT_STATUSES, build_parser, load_command, main
+from speakernet.cli import COMMANDS, main
 from speakernet.cli.list_components import HOLDERS
+from speakernet.cli.parsing import EXIT_STATUSES, build_parser, load_command
 from speakernet.config import load_config
 from speakernet.config.schema import CHOICES
 from speakernet.data.parts import WHOLE, parse_part

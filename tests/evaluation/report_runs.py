@@ -8,9 +8,10 @@ import yaml
 
 from speakernet.data.lists import StringTable, TrialList, read_trials, write_trials
 from speakernet.evaluation.figures import figures
-from speakernet.evaluation.files import Evaluation, write_scores
+from speakernet.evaluation.files import Evaluation
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import Results
+from speakernet.evaluation.score_files import write_scores
 from speakernet.evaluation.scoring import cosine_scores, mean_embeddings
 from speakernet.evaluation.speakers import speakers_of
 

@@ -25,10 +25,10 @@ from speakernet.evaluation.figures import (
     over_seeds,
     p_value_of,
 )
-from speakernet.evaluation.files import read_scores, scores_for, write_scores
 from speakernet.evaluation.metrics import eer
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import GroupResult, Results, SliceResult, SweepResult
+from speakernet.evaluation.score_files import read_scores, scores_for, write_scores
 from speakernet.evaluation.speakers import speakers_of
 from tests.commands import run_command
 from tests.evaluation.report_runs import make_trials, trials_of
@@ -354,20 +354,10 @@ def test_significance_after_correction():
 def test_labels_of_evaluate(systems, trials, run, capsys):
     """Labels come from a folder or the fourth column, as in `compare`."""
     assert run("evaluate", "--scores", "a", "--save_path", "kept")[0] == 0
-    names = list(trials.names)
     kinds = ("nontarget", "target")
-    rows = zip(
-        trials.enrol.tolist(),
-        trials.test.tolist(),
-        systems["a"].tolist(),
-        trials.labels.tolist(),
-        strict=True,
-    )
-    lines = [
-        f"{names[enrol]} {names[test]} {score} {kinds[label]}\n"
-        for enrol, test, score, label in rows
-    ]
-    Path("labelled.txt").write_text("".join(lines))
+    lines = Path("a/scores.txt").read_text().splitlines()
+    rows = zip(lines, trials.labels, strict=True)
+    Path("labelled.txt").write_text("".join(f"{line} {kinds[label]}\n" for line, label in rows))
     for given in ("kept", "labelled.txt"):
         run_command(f"evaluate --scores {given} --draws 0")
         assert f"EER {eer(systems['a'], trials.labels):.3f} %" in capsys.readouterr().out

@@ -18,6 +18,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from speakernet.data import windows
 from speakernet.data.audio import AudioError, write_audio
 from speakernet.data.augment.banks import RirBank, noise_banks
+from speakernet.data.levels import FRAME_SECONDS
 from speakernet.data.lists import StringTable, read_trials
 from speakernet.data.opening import open_source
 from speakernet.data.sources import FolderSource
@@ -41,7 +42,7 @@ def net():
 
 @pytest.fixture
 def source(tiny_corpus):
-    return FolderSource(tiny_corpus, keep_lookup=False)
+    return FolderSource(tiny_corpus)
 
 
 @pytest.fixture
@@ -144,7 +145,7 @@ def test_reused_embeddings(net, source, tiny_corpus, tmp_path, monkeypatch):
     # The levels of the recordings are kept too: the root mean square of each.
     levels = [20 * np.log10(np.sqrt(np.mean(source.read(name) ** 2))) for name in trials.names]
     assert_allclose(source.levels_db(trials.names), levels, atol=1e-3)
-    unread = FolderSource(tiny_corpus, keep_lookup=False)
+    unread = FolderSource(tiny_corpus)
     evaluate(embedder, Backend(options), trials, unread, speakers_of(trials), 0)
     assert_allclose(unread.levels_db(trials.names), levels, atol=1e-3)
     assert len(calls) == 1
@@ -177,7 +178,7 @@ def test_subset(tiny_corpus):
 
 
 RATE = 16000
-FRAME = round(slices.FRAME_SECONDS * RATE)
+FRAME = round(FRAME_SECONDS * RATE)
 LONG_MINUTES = 10
 WHOLE_BYTES = LONG_MINUTES * 60 * RATE * 4
 
@@ -219,7 +220,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def long_source(folder):
-    return FolderSource(folder, keep_lookup=False)
+    return FolderSource(folder)
 
 
 @pytest.fixture(scope="module")

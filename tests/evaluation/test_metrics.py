@@ -7,11 +7,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_allclose
 
 from speakernet.evaluation import figures as boot
 from speakernet.evaluation import metrics, scoring
-from speakernet.evaluation.calibration import AffineCalibration, quality_columns, quality_inputs
+from speakernet.evaluation.calibration import quality_columns, quality_inputs
 from speakernet.evaluation.figures import figures
 from speakernet.evaluation.fitting import REGULARIZATION, fit_calibration, named_thresholds
 from speakernet.evaluation.metrics import (
@@ -70,20 +70,11 @@ def test_min_cllr(rows):
     assert min_cllr(rates) == pytest.approx(cllr(llrs, labels), abs=1e-9)
 
 
-def test_figures_by_hand():
-    # No misses costs a false-accept rate of one half: 0.99 * 0.5 / 0.01; rejecting 0.35 costs half
-    # the targets.
-    rates = error_rates(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1]))
-    assert min_dcf_point(rates, 0.01)[0] == pytest.approx(0.5)
+def test_figures_of_ratios():
     assert cllr(np.log([1 / 3, 3.0]), np.array([0, 1])) == pytest.approx(np.log2(4 / 3))
-
-
-def test_actual_cost():
-    llrs = np.array([-6.0, -1.0, 5.0, 2.0])
-    labels = np.array([0, 0, 1, 1])
-    # Prior 0.01: the threshold is ln 99 = 4.595, so one of two targets is missed.
-    assert metrics.bayes_threshold(0.01) == pytest.approx(4.59512)
-    assert metrics.act_dcf(error_rates(llrs, labels), 0.01) == pytest.approx(0.5)
+    # At a prior of 0.01 the threshold is ln 99 = 4.595, so one of two targets is missed.
+    rates = error_rates(np.array([-6.0, -1.0, 5.0, 2.0]), np.array([0, 0, 1, 1]))
+    assert metrics.act_dcf(rates, 0.01) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -108,6 +99,7 @@ def test_eer_of_voxceleb_trainer(seed):
         (0.2, [1, 1], "a non-target trial"),
         (0.2, [0, 0], "a target trial"),
         (np.nan, [0, 1], r"1 of 2 scores are NaN \(trials 2\)"),
+        (0.2, [0, 1, 1], r"\(2,\) with labels of shape \(3,\)"),
     ],
 )
 def test_lists_without_error_rates(last, labels, message):
@@ -121,10 +113,9 @@ def trial_list(rows):
     return trials_of(names, pairs, [label for label, *_ in rows])
 
 
-@pytest.mark.parametrize("num_trials", [50, 5000])
-def test_cosine(random, num_trials):
+def test_cosine(random):
     embeddings = random.normal(size=(40, 16)).astype(np.float32)
-    enrol, test = random.integers(0, 40, (2, num_trials)).astype(np.int32)
+    enrol, test = random.integers(0, 40, (2, 5000)).astype(np.int32)
     units = scoring.mean_embeddings(embeddings)
     expected = [
         embeddings[a]
@@ -180,19 +171,6 @@ def test_score_normalisation(random, method):
     statistics = scoring.cohort_statistics(units, cohort, top)
     found = scoring.normalize_scores(raw, enrol, test, statistics, method)
     assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
-
-
-def test_calibration(random):
-    # For normals of unit variance with means +1 and -1, llr = 2 s; the scores are then distorted
-    # affinely.
-    labels = random.random(60_000) < 0.3
-    clean = random.normal(size=60_000) + np.where(labels, 1.0, -1.0)
-    fitted = fit_calibration(0.1 * clean + 7, labels, prior=0.1)
-    assert fitted.weights[0] == pytest.approx(20, rel=0.05)
-    llrs = fitted.apply(0.1 * clean + 7)
-    assert cllr(llrs, labels) == pytest.approx(min_cllr(error_rates(clean, labels)), abs=0.01)
-    again = AffineCalibration.from_dict(fitted.to_dict())
-    assert_array_equal(again.apply(clean), fitted.apply(clean))
 
 
 def test_quality_calibration(random):
@@ -281,8 +259,3 @@ def test_sessions(tmp_path):
     for speakers in (speakers_of(trials), speakers_of(trials, tmp_path / "t.csv")):
         found = figures(trials, np.arange(4.0), speakers, EvaluationOptions(bootstrap_samples=0), 0)
         assert (found.num_same_session_targets, found.num_targets) == (2, 3)
-
-
-def test_scores_and_labels_of_different_lengths():
-    with pytest.raises(ValueError, match=r"\(3,\) with labels of shape \(2,\)"):
-        metrics.eer(np.zeros(3), np.array([0, 1]))

@@ -270,7 +270,11 @@ def test_unlabelled_pairs(tmp_path, trials, run):
         {"name": "eer", "threshold": 0.2, "list": "held_out.txt"},
         {"name": "far_1%", "threshold": 0.5},
     ]
-    facts = {"num_trials": len(trials), "why_no_eer": "the list is unlabelled", "thresholds": kept}
+    facts = {
+        "num_trials": len(trials),
+        "why_no_eer": "expected `1 a b`",
+        "thresholds": kept,
+    }
     facts["lists"] = [{"role": "trials", "name": "pairs.txt", "sha256": ""}]
     results = Results.from_dict(
         {**facts, "checkpoint": {"path": str(run / "best.pt"), "sha256": ""}}
@@ -293,7 +297,7 @@ def test_unlabelled_pairs(tmp_path, trials, run):
         f"{np.count_nonzero(given.scores >= 0.2):,} of 1,128 pairs accepted at threshold 0.2000"
         in page.text
     )
-    assert "No error rates: the list is unlabelled." in page.text
+    assert "No error rates: expected <code>1 a b</code>." in page.text
     assert {"result", "trials", "facts"} <= set(page.ids) and not {"training", "errors"} & set(
         page.ids
     )

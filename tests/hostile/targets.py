@@ -30,9 +30,10 @@ from speakernet.data.opening import open_source
 from speakernet.data.packed import PackedSource, verify
 from speakernet.data.packing import pack
 from speakernet.evaluation.embedding import Kept, load_embeddings, save_embeddings
-from speakernet.evaluation.files import ARRAYS_NAME, read_run, read_scores
+from speakernet.evaluation.files import ARRAYS_NAME, read_run
 from speakernet.evaluation.report import write_report
 from speakernet.evaluation.results import Results
+from speakernet.evaluation.score_files import read_scores
 from speakernet.evaluation.slices import read_metadata
 from speakernet.evaluation.speakers import read_csv
 from speakernet.files import sha256_of

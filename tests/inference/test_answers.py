@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from speakernet.cli import answer_first
+from speakernet.cli.shared import answer_first
 
 
 class Printed(logging.Handler):

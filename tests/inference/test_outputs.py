@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from speakernet.cli import is_own
+from speakernet.cli.shared import is_own
 from tests.commands import run_command
 
 

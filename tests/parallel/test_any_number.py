@@ -16,7 +16,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from speakernet import distributed
-from speakernet.assembly.runs import score_experiment, train_experiment
+from speakernet.assembly.reports import score_experiment
+from speakernet.assembly.runs import train_experiment
 from speakernet.checkpoint import read_own_checkpoint
 from speakernet.config import load_config
 from speakernet.data.audio import write_audio

@@ -210,8 +210,8 @@ def open_noise(root: str | Path, sample_rate: int, *, is_fast: bool = False) -> 
 
     # The samples of a packed corpus have been read once, when it was packed.
     needs_reading = isinstance(source, FolderSource) and not is_fast
-    files = _check_files("noise", source, names, check if needs_reading else None)
-    return _require_usable(files, "noise, in MUSAN's folders noise, music and speech")
+    expected = "noise, in MUSAN's folders noise, music and speech"
+    return _check_files(expected, source, names, check, reads_samples=needs_reading)
 
 
 def open_responses(root: str | Path, sample_rate: int, *, is_fast: bool = False) -> BankFiles:
@@ -229,8 +229,8 @@ def open_responses(root: str | Path, sample_rate: int, *, is_fast: bool = False)
     def check(row: int) -> None:
         _read_response(source, names[row])
 
-    files = _check_files("responses", source, names, None if is_fast else check)
-    return _require_usable(files, "room impulse responses")
+    expected = "room impulse responses"
+    return _check_files(expected, source, names, check, reads_samples=not is_fast)
 
 
 def _is_noise(name: str) -> bool:
@@ -248,26 +248,22 @@ def _open_bank(root: str | Path, sample_rate: int) -> tuple[AudioSource, StringT
     return source, StringTable.from_strings(find_audio_files(root))
 
 
-def _require_usable(files: BankFiles, expected: str) -> BankFiles:
-    if len(files.problems) < len(files.names):
-        return files
-    problem = f"{files.source.root}: none of {counted(len(files.names), 'audio file')} is usable"
-    first = f"; the first: {files.problems[0]}" if files.problems else ""
-    raise AudioError(f"{problem}; expected {expected}{first}")
-
-
 def _check_files(
-    what: str, source: AudioSource, names: StringTable, check: Callable[[int], None] | None
+    expected: str,
+    source: AudioSource,
+    names: StringTable,
+    check: Callable[[int], None],
+    *,
+    reads_samples: bool,
 ) -> BankFiles:
-    """The problem of each file whose header or, by `check`, whose samples cannot be read.
+    """The problem of each file whose header or, by `check` if that `reads_samples`, whose samples
+    cannot be read; AudioError if there is no other file.
 
     Of many files the result is kept in the cache folder until one of them changes.
     """
     table = source.lookup_table(names)
     problems = dict(table.problems)
-    if check is None:
-        return BankFiles(source, names, problems)
-    readable = [row for row in range(len(names)) if row not in problems]
+    readable = [row for row in range(len(names)) if reads_samples and row not in problems]
 
     def problem_of(row: int) -> str:
         try:
@@ -277,7 +273,7 @@ def _check_files(
         return ""
 
     def find_bad() -> dict[str, ndarray]:
-        description = f"checking {what}" if distributed.is_main() else ""
+        description = f"checking {source.root}" if distributed.is_main() else ""
         texts = parallel_map(problem_of, readable, NUM_CHECKERS, description, total=len(readable))
         bad = [row for row, text in zip(readable, texts, strict=True) if text]
         return {"rows": np.array(bad, dtype=np.int64)}
@@ -286,9 +282,13 @@ def _check_files(
     if len(readable) > MANY_FILES:
         # A cache folder that cannot be written only costs time.
         with contextlib.suppress(OSError):
-            bad = map_arrays(_key_of(f"checked {what}", source.root, names, table), find_bad)
+            bad = map_arrays(_key_of(f"checked {expected}", source.root, names, table), find_bad)
     for row in (bad or find_bad())["rows"].tolist():
         problems[row] = problem_of(row) or f"{names[row]}: could not be read"
+    if len(problems) == len(names):
+        problem = f"{source.root}: none of {counted(len(names), 'audio file')} is usable"
+        first = f"; the first: {problems[0]}" if problems else ""
+        raise AudioError(f"{problem}; expected {expected}{first}")
     return BankFiles(source, names, problems)
 
 

@@ -5,9 +5,11 @@ that its samples do not depend on its batch. A row keeps its length and its plac
 codec delays is shifted back.
 """
 
+import contextlib
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +19,14 @@ from numpy import ndarray
 from torch import Tensor
 
 from speakernet.data.audio import AudioError, to_int16
-from speakernet.data.ffmpeg import Encoding, FfmpegError, code_batch, encoders_of, find_ffmpeg
+from speakernet.data.ffmpeg import (
+    REPRODUCIBLY,
+    FfmpegError,
+    as_file,
+    encoders_of,
+    find_ffmpeg,
+    run_ffmpeg,
+)
 from speakernet.data.sources import INT16_SCALE
 
 FFMPEG_ROWS = 32
@@ -134,25 +143,53 @@ def encode_and_decode(waveforms: Tensor, codings: Mapping[int, Coding], sample_r
 
 
 def _code_with_ffmpeg(waveforms: Tensor, codings: Mapping[int, Coding], sample_rate: int) -> None:
+    """Encode utterances and decode them again, all of them in two processes."""
     # Many utterances in one call, because starting ffmpeg is slow, but each as its own stream: if
     # they were joined, the codec's state would make a crop depend on the rest of its batch.
     contents = []
-    encodings = []
     gains = []
-    for row, (name, kilobits) in codings.items():
-        codec = CODECS[name]
-        prepared, gain = _prepare(waveforms[row], codec, sample_rate)
+    for row, coding in codings.items():
+        prepared, gain = _prepare(waveforms[row], CODECS[coding.codec], sample_rate)
         contents.append(to_int16(prepared).tobytes())
         gains.append(gain)
-        bits = round(1000 * kilobits)
-        encodings.append(Encoding(codec.encoder, codec.file_format, codec.sample_rate, bits))
     try:
-        coded = code_batch(find_ffmpeg(), contents, encodings)
+        coded = _code_batch(contents, list(codings.values()))
     except FfmpegError as error:
         raise AudioError(f"augment.codecs: {error}") from error
     for (row, coding), content, gain in zip(codings.items(), coded, gains, strict=True):
         decoded = np.frombuffer(content, dtype=np.int16).astype(np.float32) * INT16_SCALE
         _put_back(waveforms[row], decoded, CODECS[coding.codec], sample_rate, gain)
+
+
+def _code_batch(contents: Sequence[bytes], codings: Sequence[Coding]) -> list[bytes]:
+    """Encode signals (raw 16-bit mono samples) and decode them again."""
+    encode = ["-y"]
+    decode = ["-y"]
+    with contextlib.ExitStack() as stack:
+        names = []
+        descriptors: list[int] = []
+        # A file for the samples of each signal, which takes the decoded ones later, and one for
+        # its code.
+        for content in [*contents, *[b""] * len(contents)]:
+            name, opened = stack.enter_context(as_file(content))
+            names.append(name)
+            descriptors.extend(opened)
+        raw = names[: len(contents)]
+        coded = names[len(contents) :]
+        codecs = [CODECS[coding.codec] for coding in codings]
+        for row, codec in enumerate(codecs):
+            encode += ["-threads", "1", "-f", "s16le", "-ar", str(codec.sample_rate)]
+            encode += ["-i", raw[row]]
+            decode += ["-threads", "1", "-f", codec.file_format, "-i", coded[row]]
+        for row, codec in enumerate(codecs):
+            encode += ["-map", f"{row}:a:0", "-c:a", codec.encoder, "-threads", "1"]
+            encode += ["-b:a", str(round(1000 * codings[row].kilobits)), *REPRODUCIBLY]
+            encode += ["-f", codec.file_format, coded[row]]
+            decode += ["-map", f"{row}:a:0", "-c:a", "pcm_s16le", "-f", "s16le"]
+            decode += ["-ar", str(codec.sample_rate), "-threads", "1", raw[row]]
+        for command in (encode, decode):
+            run_ffmpeg(find_ffmpeg(), command, len(contents), None, tuple(descriptors))
+        return [Path(name.removeprefix("file:")).read_bytes() for name in raw]
 
 
 def _prepare(waveform: Tensor, codec: Codec, sample_rate: int) -> tuple[ndarray, float]:

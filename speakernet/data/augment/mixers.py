@@ -10,9 +10,10 @@ Random choices are made in `augmenter.py`, and the audio comes from `banks.py`.
 # processor's cache, with Python between the passes; on a GPU those would be dozens of launches for
 # each utterance. Their sums differ in the last bits, so swapping them would change the batches of a
 # seed.
+#
+# Both change a batch, float32 (batch, samples), in place, without any random choice.
 
 import math
-from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -73,19 +74,7 @@ class Drawn:
     responses_db: ndarray
 
 
-class Mixer(ABC):
-    """Changes a batch, float32 (batch, samples), in place, without any random choice."""
-
-    @abstractmethod
-    def reverberate(self, waveforms: Tensor, drawn: Drawn) -> None:
-        """Convolve each utterance with the RIR that was drawn for it, if any."""
-
-    @abstractmethod
-    def add_noises(self, waveforms: Tensor, drawn: Drawn) -> None:
-        """Add every source to its utterance."""
-
-
-class HostMixer(Mixer):
+class HostMixer:
     """Reads and adds one utterance at a time, while its samples are in the processor's cache.
 
     Noise in memory is cast straight into a scratch row and its scale goes into the weight; weights
@@ -106,7 +95,7 @@ class HostMixer(Mixer):
         return HostMixer, (self._banks, self._rirs, self._is_classic)
 
     def reverberate(self, waveforms: Tensor, drawn: Drawn) -> None:
-        """See `Mixer.reverberate`."""
+        """Convolve each utterance with the RIR that was drawn for it, if any."""
         if self._rirs is None:
             return
         num_samples = waveforms.shape[1]
@@ -129,7 +118,7 @@ class HostMixer(Mixer):
                 waveforms[utterance] = row[:num_samples]
 
     def add_noises(self, waveforms: Tensor, drawn: Drawn) -> None:
-        """See `Mixer.add_noises`."""
+        """Add every source to its utterance."""
         if not len(drawn.clips):
             return
         num_samples = waveforms.shape[1]
@@ -224,7 +213,7 @@ def gain_for_ratio(power: float, noise_power: float, ratio: float) -> float:
     return math.sqrt(max(power, POWER_FLOOR) / max(noise_power, POWER_FLOOR) * ratio)
 
 
-class DeviceMixer(Mixer):
+class DeviceMixer:
     """Mixes whole batches on one device, which holds all clips and RIRs.
 
     Args:
@@ -285,7 +274,7 @@ class DeviceMixer(Mixer):
         self._rirs = torch.from_numpy(np.concatenate(responses)).to(self._device)
 
     def reverberate(self, waveforms: Tensor, drawn: Drawn) -> None:
-        """See `Mixer.reverberate`."""
+        """Convolve each utterance with the RIR that was drawn for it, if any."""
         utterances = np.flatnonzero(drawn.rirs >= 0)
         if not len(utterances):
             return
@@ -305,8 +294,8 @@ class DeviceMixer(Mixer):
         waveforms.index_copy_(0, rows, reverberated)
 
     def add_noises(self, waveforms: Tensor, drawn: Drawn) -> None:
-        """See `Mixer.add_noises`. Each utterance's sources are one run of rows, and one call sums
-        all runs; for an utterance without sources the sum is zero.
+        """Add every source to its utterance. An utterance's sources are one run of rows, and one
+        call sums all runs; for an utterance without sources the sum is zero.
         """
         if not len(drawn.clips):
             return

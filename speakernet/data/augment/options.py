@@ -7,6 +7,7 @@ from annotated_types import Ge, Le
 from pydantic import Field
 
 from speakernet.options import (
+    ByName,
     Component,
     CountOrZero,
     Decibels,
@@ -86,7 +87,7 @@ class AugmentOptions(Options):
     codecs: Several[CodecName] = ("mu-law",)
     """Codecs to choose from, each equally likely (listed twice: twice as likely), at one of a few
     bit rates. All but mu-law run in the loader; amr-nb, amr-wb and g722 need ffmpeg."""
-    components: dict[str, dict[str, Any]] = Field(default={})
+    components: ByName[str, ByName[str, Any]] = Field(default={})
     """Augmentations from plugins (`--plugin`) with their options, applied after all others: {Name:
     {option: value}}."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

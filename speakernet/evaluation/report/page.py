@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
 from speakernet.evaluation import plots
@@ -181,6 +181,7 @@ def write_page(
     # Names of recordings come from users and may contain markup, so everything but the drawings is
     # escaped.
     environment = Environment(loader=PackageLoader(__package__ or ""), autoescape=True)
+    environment.filters["code"] = mark_code
     constants = {"headings": SECTIONS, "folded": FOLDED, "palette": plots.PALETTE}
     template = environment.get_template("page.html.j2", globals=constants)
     text = template.render(title=title, subtitle=subtitle, lead=lead, sections=shown)
@@ -190,6 +191,15 @@ def write_page(
     if export is not None:
         _export(export, shown)
     return path
+
+
+def mark_code(text: str) -> Markup:
+    """Escape a text, in which commands stand between backticks.
+
+    >>> mark_code("`speakernet models` < all")
+    Markup('<code>speakernet models</code> &lt; all')
+    """
+    return Markup(re.sub("`(.+?)`", r"<code>\1</code>", str(escape(text))))
 
 
 def _export(folder: Path, sections: Mapping[str, Section]) -> None:

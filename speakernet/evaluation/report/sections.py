@@ -309,13 +309,7 @@ def _operating_points(
     """The model's threshold, and those at the EER, the lowest costs and the named false-accept
     rates, with errors; `cheapest` has minDCF and its point by target prior.
     """
-    rows = []
-
-    def add(name: str, point: OperatingPoint, cost: str = MISSING) -> None:
-        threshold = f"{point.threshold:.4f}" if np.isfinite(point.threshold) else "reject all"
-        misses = f"{100 * point.miss:.2f} %"
-        rows.append([name, threshold, misses, f"{100 * point.false_accept:.2f} %", cost])
-
+    points = []
     note = (
         "A miss rejects a same-speaker pair, and a false accept accepts a different-speaker pair. "
         "The thresholds "
@@ -324,17 +318,22 @@ def _operating_points(
         note += "below the first row "
         # First, because decisions use this threshold; the others are chosen on the test list
         # itself.
-        add(f"{limit.name}: {limit.fitted_for}", limit.point)
+        points.append((f"{limit.name}: {limit.fitted_for}", limit.point, MISSING))
     note += "were chosen on this list; with other speakers their error rates differ."
-    add(threshold_label(EER_NAME), equal_error_point(rates))
+    points.append((threshold_label(EER_NAME), equal_error_point(rates), MISSING))
     for prior, (cost, point) in reversed(cheapest.items()):
-        add(f"lowest cost, target prior {prior:g}", point, f"{cost:.3f}")
+        points.append((f"lowest cost, target prior {prior:g}", point, f"{cost:.3f}"))
     # Rates that the list is too small for have no row.
     thresholds, _ = named_thresholds(rates, {})
     # The first is the EER, which is already in the table.
     for entry in thresholds[1:]:
         point = OperatingPoint(entry["threshold"], entry["miss_rate"], entry["false_accept_rate"])
-        add(threshold_label(entry["name"]), point)
+        points.append((threshold_label(entry["name"]), point, MISSING))
+    rows = []
+    for name, point, cost_text in points:
+        threshold = f"{point.threshold:.4f}" if np.isfinite(point.threshold) else "reject all"
+        errors = f"{100 * point.miss:.2f} %", f"{100 * point.false_accept:.2f} %"
+        rows.append([name, threshold, *errors, cost_text])
     header = ["threshold", "value", "misses", "false accepts", "minDCF"]
     return Card("Operating points", note, Table(header, rows, (1, 2, 3, 4)), is_wide=True)
 

@@ -13,14 +13,7 @@ import numpy as np
 
 from speakernet.data.audio import SAMPLE_RATE
 from speakernet.data.opening import open_source
-from speakernet.evaluation.files import (
-    ARRAYS_NAME,
-    Evaluation,
-    RunData,
-    read_run,
-    seconds_of_steps,
-    write_scores,
-)
+from speakernet.evaluation.files import ARRAYS_NAME, Evaluation, RunData, read_run, seconds_of_steps
 from speakernet.evaluation.report.page import WORDS, Card, Section, draw_card, write_page
 from speakernet.evaluation.report.sections import (
     USUAL_RATE,
@@ -37,6 +30,7 @@ from speakernet.evaluation.report.sections import (
     trials_section,
 )
 from speakernet.evaluation.results import Results
+from speakernet.evaluation.score_files import write_scores
 from speakernet.files import atomic_write
 from speakernet.run_folder import (
     DECISIONS,

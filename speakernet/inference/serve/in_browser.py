@@ -52,7 +52,7 @@ def page_files(model_path: Path, folder: Path, speech: Sequence[np.ndarray]) -> 
     logger.info("exporting %s for the browser", model_path)
     with tempfile.TemporaryDirectory(prefix="speakernet-serve-") as made:
         graph = Path(made) / GRAPH
-        export_model(model_path, graph, speech=speech)
+        export_model(model, graph, speech=speech)
         files = {
             path.name: path.read_bytes() for path in (graph, *map(folder.joinpath, RUNTIME_FILES))
         }

@@ -432,7 +432,14 @@ class Service:
             samples = crop_of_file(file, info, name, 0, None, rate, channel=chosen.channel)
         # Also refuses clips shorter than the network needs.
         return self.verifier.open(
-            Recording(name, rate, len(samples), samples=samples, channel_warning=chosen.warning)
+            Recording(
+                name,
+                rate,
+                len(samples),
+                samples=samples,
+                is_cut_off=info.is_truncated,
+                channel_warning=chosen.warning,
+            )
         )
 
     def _store(self) -> PeopleStore:
@@ -611,8 +618,28 @@ def make_server(
     return uvicorn.Server(config)
 
 
-def serve(service: Service, address: Address, token: str) -> int:
-    """Answer requests until SIGTERM or Ctrl-C, then finish running requests."""
+def serve(
+    arguments: argparse.Namespace, key: bytes | None, files: Mapping[str, bytes] | None = None
+) -> int:
+    """Load the model, open the store, and answer requests until SIGTERM or Ctrl-C; running ones are
+    finished.
+    """
+    if files and arguments.store is not None:
+        raise ValueError(
+            "--store and --in-browser cannot be combined: one keeps voices on the server, the "
+            "other keeps them off it"
+        )
+    address = Address(arguments.host, arguments.port)
+    token = read_token(address, arguments.token_file)
+    verifier = load(arguments.model, arguments.device)
+    if verifier.caution:
+        logger.warning("%s: %s", verifier.name, verifier.caution)
+    store = None
+    if arguments.store is not None:
+        if not arguments.store.exists():
+            logger.info("%s does not exist; creating a new store of people", arguments.store)
+        store = verifier.people(arguments.store, key)
+    service = Service(verifier, store, Limits(), files)
     listener = address.listen()
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
@@ -631,25 +658,3 @@ def serve(service: Service, address: Address, token: str) -> int:
         # Python would wait for a computation whose request has timed out.
         os._exit(0)
     return 0
-
-
-def start(
-    arguments: argparse.Namespace, key: bytes | None, files: Mapping[str, bytes] | None = None
-) -> int:
-    """Load the model, open the store, and serve."""
-    if files and arguments.store is not None:
-        raise ValueError(
-            "--store and --in-browser cannot be combined: one keeps voices on the server, the "
-            "other keeps them off it"
-        )
-    address = Address(arguments.host, arguments.port)
-    token = read_token(address, arguments.token_file)
-    verifier = load(arguments.model, arguments.device)
-    if verifier.caution:
-        logger.warning("%s: %s", verifier.name, verifier.caution)
-    store = None
-    if arguments.store is not None:
-        if not arguments.store.exists():
-            logger.info("%s does not exist; creating a new store of people", arguments.store)
-        store = verifier.people(arguments.store, key)
-    return serve(Service(verifier, store, Limits(), files), address, token)

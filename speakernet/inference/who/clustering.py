@@ -37,24 +37,15 @@ quadratically."""
 
 def cluster(
     embeddings: np.ndarray, *, num_speakers: int | None = None, max_speakers: int = MAX_SPEAKERS
-) -> np.ndarray:
-    """Label each window by speaker, (windows,); 0 speaks first.
+) -> tuple[np.ndarray, bool]:
+    """Label each window by speaker, (windows,); 0 speaks first. Also whether more than
+    `max_speakers` voices differ from each other.
 
     Args:
         embeddings: (windows, dim) of length 1, in chronological order.
         num_speakers: the number of speakers, if known.
         max_speakers: otherwise the upper bound of their number.
     """
-    return cluster_up_to(embeddings, num_speakers=num_speakers, max_speakers=max_speakers)[0]
-
-
-def cluster_up_to(
-    embeddings: np.ndarray,
-    *,
-    num_speakers: int | None,
-    max_speakers: int,
-) -> tuple[np.ndarray, bool]:
-    """As `cluster`; also returns whether more than `max_speakers` voices differ from each other."""
     if len(embeddings) <= (num_speakers or 1):
         return np.arange(len(embeddings)), False
     points, of_window = _condense(embeddings)
@@ -150,13 +141,8 @@ def _tightness(points: np.ndarray, labels: np.ndarray) -> float:
 
 
 def _are_different(embeddings: np.ndarray, labels: np.ndarray) -> bool:
-    """Whether any two clusters are different voices."""
-    return bool(_alike(embeddings, labels).max() < SAME_VOICE)
-
-
-def _alike(embeddings: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """(clusters, clusters): mean cosine between two clusters relative to that within, both minus
-    the shared part.
+    """Whether any two clusters are different voices: the mean cosine between them is low relative
+    to that within, both minus the shared part.
     """
     is_in = np.eye(labels.max() + 1)[labels]
     sums = is_in.T @ embeddings
@@ -169,7 +155,9 @@ def _alike(embeddings: np.ndarray, labels: np.ndarray) -> np.ndarray:
     # the room; the bound covers a recording with a single voice.
     beyond = cosines - min(cosines.min(), MAX_SHARED)
     within = np.sqrt(np.maximum(np.diag(beyond), MIN_WITHIN))
-    return np.where(np.eye(len(within), dtype=bool), -1.0, beyond / np.outer(within, within))
+    likeness = beyond / np.outer(within, within)  # (clusters, clusters)
+    np.fill_diagonal(likeness, -1.0)
+    return bool(likeness.max() < SAME_VOICE)
 
 
 def runs(labels: np.ndarray) -> list[tuple[int, int]]:

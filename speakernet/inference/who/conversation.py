@@ -18,11 +18,12 @@ from speakernet.data.audio import AudioError
 from speakernet.data.levels import FRAME_SECONDS, frame_powers
 from speakernet.evaluation.scoring import mean_embeddings
 from speakernet.inference.decision import DecisionLimits
-from speakernet.inference.identification import Namer, seconds_of
-from speakernet.inference.people import PeopleStore
+from speakernet.inference.enrolment import Enrolment, Store, enroll_voices, weight_of
+from speakernet.inference.identification import Namer
+from speakernet.inference.people import PeopleStore, StoredRecording, checked_name
 from speakernet.inference.protocol import Verifier
-from speakernet.inference.recordings import Recording
-from speakernet.inference.who.clustering import MAX_SPEAKERS, centres, cluster_up_to, runs
+from speakernet.inference.recordings import MIN_ENROL_SECONDS, Recording
+from speakernet.inference.who.clustering import MAX_SPEAKERS, centres, cluster, runs
 from speakernet.inference.who.segmentation import Section, segment
 from speakernet.inference.who.speech import find_speech, within
 
@@ -75,7 +76,6 @@ class Speaker:
             equally likely beforehand; None without a name or a calibration.
         score: score of the closest person; None without a store or people in it.
         embedding: (dim,) mean of the network's output over the voice's windows.
-        digest: SHA-256 of the embedding, by which the store recognises a duplicate.
     """
 
     name: str
@@ -84,7 +84,6 @@ class Speaker:
     posterior: float | None
     score: float | None
     embedding: np.ndarray
-    digest: str
 
 
 @dataclass(frozen=True)
@@ -157,7 +156,7 @@ def who_speaks(
     embeddings = embed_stretches(verifier, recording, windows, "embedding")
     units = mean_embeddings(embeddings, verifier.mean)
     lengths = np.diff(windows)[:, 0]
-    labels, has_more = cluster_up_to(units, num_speakers=num_speakers, max_speakers=max_speakers)
+    labels, has_more = cluster(units, num_speakers=num_speakers, max_speakers=max_speakers)
     if has_more:
         warn_of_more(max_speakers)
     # From here on there are sections, pieces of speech of one voice, instead of windows.
@@ -195,6 +194,63 @@ def who_speaks(
     )
 
 
+def speaker_called(conversation: Conversation, label: str) -> Speaker:
+    """The voice with this name or label, spelled as on the page or as in RTTM.
+
+    Raises:
+        ValueError: no voice has it.
+    """
+    known: dict[str, Speaker] = {}
+    for voice in conversation.speakers:
+        known |= {voice.label: voice, voice.name: voice}
+    # RTTM has `speaker_3` for `speaker 3`.
+    speaker = known.get(label) or known.get(label.replace("_", " "))
+    if speaker is None:
+        names = ", ".join(repr(voice.name) for voice in conversation.speakers)
+        names = names or "none, as no speech was found"
+        raise ValueError(
+            f"{conversation.recording} has no speaker {label!r}; its speakers are: {names}"
+        )
+    return speaker
+
+
+def enroll_speaker(
+    verifier: Verifier,
+    store: Store,
+    conversation: Conversation,
+    speaker: Speaker,
+    name: str,
+) -> Enrolment:
+    """Enrol a voice of a recording under a name, after the checks of every enrolment.
+
+    Raises:
+        StoreError: the name is not allowed, or the store cannot be written.
+    """
+    # A voice with little speech is enrolled with a warning, as a short recording is.
+    label = f"{conversation.recording}, {speaker.label}"
+    problem = ""
+    if speaker.seconds < MIN_ENROL_SECONDS:
+        problem = (
+            f"too short: {speaker.seconds:.2f} s of speech; expected at least "
+            f"{MIN_ENROL_SECONDS:g} s"
+        )
+    # No `source`: the file holds other people too, so `reembed` must not use it.
+    voice = StoredRecording(
+        checked_name(name),
+        speaker.embedding,
+        weight_of(speaker.seconds),
+        seconds=conversation.seconds,
+        speech_seconds=speaker.seconds,
+        warnings=problem,
+        # By which the store recognises a voice that was enrolled before.
+        digest=hashlib.sha256(speaker.embedding.tobytes()).hexdigest(),
+    )
+    done = enroll_voices(verifier, store, [voice], [label])
+    if not (problem and done.added):
+        return done
+    return replace(done, warnings=(f"{label}: {problem}", *done.warnings))
+
+
 def _with_seconds(speaker: Speaker, turns: Sequence[Turn]) -> Speaker:
     """The speaker with the seconds of all their turns."""
     seconds = sum(turn.stop - turn.start for turn in turns if turn.speaker == speaker.name)
@@ -218,7 +274,7 @@ def namer_of(verifier: Verifier, store: PeopleStore | None, limits: DecisionLimi
     # % of the voices got a name (docs/results.md).
     if limits.get("false_accept_rate") is None and limits.get("threshold") is None:
         limits = {"false_accept_rate": STRANGERS_NAMED}
-    return Namer(verifier.rule, store, limits, seconds_of(store, verifier.rule))
+    return Namer(verifier.rule, store, limits)
 
 
 def warn_of_more(max_speakers: int) -> None:
@@ -384,12 +440,10 @@ def speaker_of(
     embeddings: np.ndarray, weights: np.ndarray, seconds: float, row: int, namer: Namer | None
 ) -> Speaker:
     """Describe one cluster, heard for `seconds`, and look up its name in the store."""
-    # The mean over all windows, as for a person with several recordings. The digest shows whether
-    # this voice was enrolled before.
+    # The mean over all windows, as for a person with several recordings.
     mean = np.average(embeddings, axis=0, weights=weights).astype(np.float32)
     label = f"speaker {row + 1}"
-    digest = hashlib.sha256(mean.tobytes()).hexdigest()
-    speaker = Speaker(label, label, seconds, None, None, mean, digest)
+    speaker = Speaker(label, label, seconds, None, None, mean)
     num_people = 0 if namer is None else len(namer.store)
     if namer is None or not num_people:
         return speaker

@@ -105,9 +105,10 @@ def diarization_errors(
     num_right = 0
     for row, (channel, true) in enumerate(reference.items()):
         regions = None if scored is None else scored[channel]
-        sweep = _Sweep(true, hypothesis.get(channel, {}), regions, collar)
-        parts[row] = sweep.parts(skips_overlap=skips_overlap)
-        num_right += sweep.has_right_number
+        parts[row], is_right_number = _sweep(
+            true, hypothesis.get(channel, {}), regions, collar, skips_overlap
+        )
+        num_right += is_right_number
     if any(reference.values()) and not parts[:, TOTAL].any():
         raise ValueError(
             f"no speech of the reference is left to score in {', '.join(names[:3])}, with a collar "
@@ -129,76 +130,64 @@ def interval(draws: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
-class _Sweep:
-    """One recording, cut into pieces at every border; in a piece the same people speak
-    throughout.
+def _sweep(
+    true: SpeakerTurns,
+    claimed: SpeakerTurns,
+    regions: np.ndarray | None,
+    collar: float,
+    skips_overlap: bool,
+) -> tuple[np.ndarray, bool]:
+    """The six parts of `DiarizationErrors` of a recording, and whether as many people speak in the
+    scored regions as the system claims.
     """
+    true_turns, true_speakers = _stack(true)
+    claimed_turns, claimed_speakers = _stack(claimed)
+    borders = np.concatenate([true_turns.ravel(), claimed_turns.ravel()])
+    if regions is None:
+        regions = np.array([[borders.min(), borders.max()]]) if len(borders) else np.zeros((0, 2))
+    # Collars are borders too, so that every piece is either scored or not.
+    collars = np.stack([true_turns.ravel() - collar, true_turns.ravel() + collar], axis=1)
+    borders = np.unique(np.concatenate([borders, regions.ravel(), collars.ravel()]))
+    # Between two borders the same people speak throughout: (pieces,) and (pieces, speakers).
+    seconds = np.diff(borders)
+    is_true = _speaking(borders, true_turns, true_speakers, len(true))
+    is_claimed = _speaking(borders, claimed_turns, claimed_speakers, len(claimed))
+    is_scored = _count_covering(borders, regions) > 0
+    seconds_in_regions = seconds * is_scored
+    true_seconds = is_true.T @ seconds_in_regions
+    claimed_seconds = is_claimed.T @ seconds_in_regions
+    shared = (is_true.T @ (is_claimed * seconds_in_regions[:, None])).toarray()
+    rows, columns = _pair(shared)
+    num_true = is_true.sum(axis=1)
+    num_claimed = is_claimed.sum(axis=1)
+    num_right = (is_true[:, rows] * is_claimed[:, columns]).sum(axis=1)
+    is_scored &= _count_covering(borders, collars) == 0
+    if skips_overlap:
+        is_scored &= num_true < 2
+    seconds *= is_scored
+    # In each piece: if fewer people are claimed than speak, the difference is missed; if more, it
+    # is a false alarm; of the rest, whoever is not right is confused (md-eval's definition).
+    missed = np.maximum(num_true - num_claimed, 0) @ seconds
+    false_alarm = np.maximum(num_claimed - num_true, 0) @ seconds
+    confusion = (np.minimum(num_true, num_claimed) - num_right) @ seconds
+    # JER has neither collars nor excluded overlaps.
+    speaks = true_seconds > 0
+    jaccard = speaks.astype(np.float64)
+    shared_seconds = shared[rows, columns]
+    either = true_seconds[rows] + claimed_seconds[columns] - shared_seconds
+    jaccard[rows] -= shared_seconds / either
+    parts = [missed, false_alarm, confusion, num_true @ seconds, jaccard.sum(), speaks.sum()]
+    return np.array(parts), speaks.sum() == np.count_nonzero(claimed_seconds)
 
-    def __init__(
-        self, true: SpeakerTurns, claimed: SpeakerTurns, regions: np.ndarray | None, collar: float
-    ) -> None:
-        true_turns, true_speakers = _stack(true)
-        claimed_turns, claimed_speakers = _stack(claimed)
-        borders = np.concatenate([true_turns.ravel(), claimed_turns.ravel()])
-        if regions is None:
-            regions = (
-                np.array([[borders.min(), borders.max()]]) if len(borders) else np.zeros((0, 2))
-            )
-        # Collars are borders too, so that every piece is either scored or not.
-        collars = np.stack([true_turns.ravel() - collar, true_turns.ravel() + collar], axis=1)
-        borders = np.unique(np.concatenate([borders, regions.ravel(), collars.ravel()]))
-        self.seconds = np.diff(borders)
-        """Length of each piece, (pieces,)."""
-        self.true = _speaking(borders, true_turns, true_speakers, len(true))
-        self.claimed = _speaking(borders, claimed_turns, claimed_speakers, len(claimed))
-        """Who speaks in each piece, (pieces, speakers)."""
-        self.is_in_region = _count_covering(borders, regions) > 0
-        self.is_near_border = _count_covering(borders, collars) > 0
-        self._map()
 
-    def _map(self) -> None:
-        """Pair speakers so that the time that pairs share in the scored regions is as long as
-        possible.
-        """
-        seconds = self.seconds * self.is_in_region
-        self.true_seconds, self.claimed_seconds = self.true.T @ seconds, self.claimed.T @ seconds
-        shared = (self.true.T @ (self.claimed * seconds[:, None])).toarray()
-        # The assignment pairs people who share nothing as well, to fill the smaller side.
-        rows, columns = linear_sum_assignment(-shared)
-        are_pairs = shared[rows, columns] > 0
-        self.rows = rows[are_pairs]
-        self.columns = columns[are_pairs]
-        self.shared_seconds = shared[self.rows, self.columns]
-
-    def parts(self, *, skips_overlap: bool) -> np.ndarray:
-        """The six parts of `DiarizationErrors` of this recording."""
-        num_true = self.true.sum(axis=1)
-        num_claimed = self.claimed.sum(axis=1)
-        num_right = (self.true[:, self.rows] * self.claimed[:, self.columns]).sum(axis=1)
-        is_scored = self.is_in_region & ~self.is_near_border
-        if skips_overlap:
-            is_scored &= num_true < 2
-        seconds = self.seconds * is_scored
-        # In each piece: if fewer people are claimed than speak, the difference is missed; if more,
-        # it is a false alarm; of the rest, whoever is not right is confused (md-eval's definition).
-        missed = np.maximum(num_true - num_claimed, 0) @ seconds
-        false_alarm = np.maximum(num_claimed - num_true, 0) @ seconds
-        confusion = (np.minimum(num_true, num_claimed) - num_right) @ seconds
-        # JER has neither collars nor excluded overlaps.
-        speaks = self.true_seconds > 0
-        jaccard = speaks.astype(np.float64)
-        either = (
-            self.true_seconds[self.rows] + self.claimed_seconds[self.columns] - self.shared_seconds
-        )
-        jaccard[self.rows] -= self.shared_seconds / either
-        return np.array(
-            [missed, false_alarm, confusion, num_true @ seconds, jaccard.sum(), speaks.sum()]
-        )
-
-    @property
-    def has_right_number(self) -> bool:
-        """Whether as many people speak in the scored regions as the system claims."""
-        return bool(np.count_nonzero(self.true_seconds) == np.count_nonzero(self.claimed_seconds))
+def _pair(shared: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The pairs of speakers (rows, columns) that share as much time as possible, given the seconds
+    that any two share.
+    """
+    rows, columns = linear_sum_assignment(-shared)
+    # To fill the smaller side, the assignment also pairs people who share nothing.
+    are_pairs = shared[rows, columns] > 0
+    return rows[are_pairs], columns[are_pairs]
 
 
 def _stack(turns: SpeakerTurns) -> tuple[np.ndarray, np.ndarray]:

@@ -32,7 +32,7 @@ def to_plain(conversation: Conversation) -> dict[str, Any]:
     """Convert a conversation to plain values, for JSON."""
     content = dataclasses.asdict(conversation)
     for speaker in content["speakers"]:
-        del speaker["embedding"], speaker["digest"]
+        del speaker["embedding"]
     return content
 
 

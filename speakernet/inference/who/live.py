@@ -115,7 +115,7 @@ class LiveSpeakers:
         embeddings = embed_stretches(self.verifier, recording, windows)
         units = mean_embeddings(embeddings, self.verifier.mean)
         lengths = np.diff(windows)[:, 0]
-        labels = cluster(units, max_speakers=self.max_speakers)
+        labels, _ = cluster(units, max_speakers=self.max_speakers)
         # Two clusters of this stretch may go to one earlier speaker; the other way round, a cluster
         # with two voices in it moves the mean of one of them.
         rows = [self._row(centre) for centre in centres(units, labels, lengths)]

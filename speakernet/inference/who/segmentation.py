@@ -9,7 +9,7 @@ diarization", Interspeech 2023; https://huggingface.co/pyannote/segmentation-3.0
 """
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -150,84 +150,80 @@ class Segmentation:
         return overlaps
 
 
-class Segmenter:
-    """A segmentation model in an ONNX file, on the CPU.
-
-    Raises:
-        FileError: the file is missing, not ONNX, or a different model.
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        self.name = Path(path).name
-        # Not imported above, since only a segmentation model needs it.
-        onnxruntime = importlib.import_module("onnxruntime")
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
-        # Errors only.
-        options.log_severity_level = 3
-        # Run once on silence, so that a model with other shapes or outputs fails here and not after
-        # an hour of speech.
-        with reading(Path(path), EXPECTED):
-            content = Path(path).read_bytes()
-            try:
-                self._session = onnxruntime.InferenceSession(
-                    content, options, providers=["CPUExecutionProvider"]
-                )
-                classes = self._run(np.zeros(WINDOW_SAMPLES, np.float32))
-            except Exception as error:
-                # ONNX Runtime has its own exceptions for files and for shapes.
-                raise FileError(f"{path}: not {EXPECTED}") from error
-        if classes.shape != (WINDOW_FRAMES, len(CLASSES)):
-            raise FileError(f"{path}: the output has shape {classes.shape}; expected {EXPECTED}")
-        if not np.allclose(np.exp(classes).sum(axis=1), 1.0, atol=1e-3):
-            raise FileError(f"{path}: the output is not log-probabilities; expected {EXPECTED}")
-
-    def segment(self, recording: Recording) -> Segmentation:
-        """Run the model over windows of a recording, which is read piece by piece."""
-        seconds = HOP_FRAMES * FRAME_SECONDS
-        length = WINDOW_SAMPLES / SAMPLE_RATE
-        count = 1 + max(0, int(np.ceil((recording.seconds - length) / seconds)))
-        num_frames = (count - 1) * HOP_FRAMES + WINDOW_FRAMES
-        sums = np.zeros((num_frames, 2))
-        counts = np.zeros(num_frames)
-        classes = np.zeros((count, WINDOW_FRAMES), np.uint8)
-        rate = recording.sample_rate
-        with Bar("segmentation", count, "window") as bar:
-            for row in bar.over(range(count)):
-                # Resampled window by window, so that a long recording is never in memory as a
-                # whole.
-                part = recording.read(round(row * seconds * rate), round(length * rate))
-                part = audio_of_array(part, rate, SAMPLE_RATE)
-                window = np.zeros(WINDOW_SAMPLES, np.float32)
-                window[: len(part)] = part[:WINDOW_SAMPLES]
-                logarithms = self._run(window)
-                probabilities = np.exp(logarithms)
-                classes[row] = logarithms.argmax(axis=1)
-                here = slice(row * HOP_FRAMES, row * HOP_FRAMES + WINDOW_FRAMES)
-                # Probabilities are averaged over both windows; a vote would lose how certain each
-                # is.
-                sums[here, 0] += 1.0 - probabilities[:, 0]
-                sums[here, 1] += probabilities[:, FIRST_OVERLAP:].sum(axis=1)
-                counts[here] += 1
-        means = sums / counts[:, None]
-        return Segmentation(self.name, means[:, 0], means[:, 1], classes)
-
-    def _run(self, window: np.ndarray) -> np.ndarray:
-        """Log-probabilities of the classes in each frame of a window, (frames, classes)."""
-        inputs = {self._session.get_inputs()[0].name: window[None, None]}
-        return np.asarray(self._session.run(None, inputs)[0])[0]
-
-
 def segment(recording: Recording, choice: str | Path | None) -> Segmentation | None:
-    """Run the model in the chosen file, by default the one that `speakernet fetch` has put into the
-    cache; None for `none`, or if there is none.
+    """Run the model in the chosen file over a recording, which is read piece by piece; by default
+    the file that `speakernet fetch` has put into the cache. None for `none`, or if there is none.
     """
     path = default_cache_folder() / "models" / "pyannote" / "segmentation-3.0.onnx"
     if choice is not None:
         path = Path(choice)
     elif not path.is_file():
         return None
-    return None if str(path) == NO_SEGMENTATION else Segmenter(path).segment(recording)
+    if str(path) == NO_SEGMENTATION:
+        return None
+    run = open_model(path)
+    seconds = HOP_FRAMES * FRAME_SECONDS
+    length = WINDOW_SAMPLES / SAMPLE_RATE
+    count = 1 + max(0, int(np.ceil((recording.seconds - length) / seconds)))
+    num_frames = (count - 1) * HOP_FRAMES + WINDOW_FRAMES
+    sums = np.zeros((num_frames, 2))
+    counts = np.zeros(num_frames)
+    classes = np.zeros((count, WINDOW_FRAMES), np.uint8)
+    rate = recording.sample_rate
+    with Bar("segmentation", count, "window") as bar:
+        for row in bar.over(range(count)):
+            # Resampled window by window, so that a long recording is never in memory as a whole.
+            part = recording.read(round(row * seconds * rate), round(length * rate))
+            part = audio_of_array(part, rate, SAMPLE_RATE)
+            window = np.zeros(WINDOW_SAMPLES, np.float32)
+            window[: len(part)] = part[:WINDOW_SAMPLES]
+            logarithms = run(window)
+            probabilities = np.exp(logarithms)
+            classes[row] = logarithms.argmax(axis=1)
+            here = slice(row * HOP_FRAMES, row * HOP_FRAMES + WINDOW_FRAMES)
+            # Probabilities are averaged over both windows; a vote would lose how certain each is.
+            sums[here, 0] += 1.0 - probabilities[:, 0]
+            sums[here, 1] += probabilities[:, FIRST_OVERLAP:].sum(axis=1)
+            counts[here] += 1
+    means = sums / counts[:, None]
+    return Segmentation(path.name, means[:, 0], means[:, 1], classes)
+
+
+def open_model(path: Path) -> Callable[[np.ndarray], np.ndarray]:
+    """Open a segmentation model in an ONNX file; it maps a window (samples,) to log-probabilities
+    of the classes, (frames, classes), on the CPU.
+
+    Raises:
+        FileError: the file is missing, not ONNX, or a different model.
+    """
+    # Not imported above, since only a segmentation model needs it.
+    onnxruntime = importlib.import_module("onnxruntime")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    # Errors only.
+    options.log_severity_level = 3
+
+    def run(window: np.ndarray) -> np.ndarray:
+        inputs = {session.get_inputs()[0].name: window[None, None]}
+        return np.asarray(session.run(None, inputs)[0])[0]
+
+    # Run once on silence, so that a model with other shapes or outputs fails here and not after an
+    # hour of speech.
+    with reading(path, EXPECTED):
+        content = path.read_bytes()
+        try:
+            session = onnxruntime.InferenceSession(
+                content, options, providers=["CPUExecutionProvider"]
+            )
+            classes = run(np.zeros(WINDOW_SAMPLES, np.float32))
+        except Exception as error:
+            # ONNX Runtime has its own exceptions for files and for shapes.
+            raise FileError(f"{path}: not {EXPECTED}") from error
+    if classes.shape != (WINDOW_FRAMES, len(CLASSES)):
+        raise FileError(f"{path}: the output has shape {classes.shape}; expected {EXPECTED}")
+    if not np.allclose(np.exp(classes).sum(axis=1), 1.0, atol=1e-3):
+        raise FileError(f"{path}: the output is not log-probabilities; expected {EXPECTED}")
+    return run
 
 
 def _frames_of(seconds: np.ndarray) -> np.ndarray:

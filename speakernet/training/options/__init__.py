@@ -13,6 +13,7 @@ from pydantic import Field, StringConstraints
 from speakernet.machine.options import MachineOptions
 from speakernet.options import (
     DEFAULT_SEED,
+    ByName,
     Component,
     Count,
     CountOrZero,
@@ -28,7 +29,7 @@ from speakernet.options import (
 from speakernet.training.options.schedules import LearningRate
 
 LARGEST_SEED = 2**48
-Changes = dict[str, Any]
+Changes = ByName[str, Any]
 """Options of a section that a stage changes."""
 
 

@@ -56,6 +56,14 @@ def test_thresholds(verify, voices):
         assert field in refused(verify(*pair, **{field: value}), 422, "bad_request")
 
 
+def test_a_clip_without_its_end_is_named(server, voices):
+    whole = wav(voices[0][0])
+    for clip, warnings in ((whole, 0), (whole[: len(whole) * 3 // 4], 1)):
+        uploads = [*files(first=voices[0][1]), ("second", ("second.wav", clip))]
+        answer = server.post("/verify", files=uploads)
+        assert str(answer.json()["clips"][1]["warnings"]).count("cut off") == warnings
+
+
 def test_embeddings_can_be_compared_later(server, verify, voices):
     first, second = (
         server.post("/embed", files=files(audio=clip)).json()["embedding"] for clip in voices[2][:2]

@@ -12,7 +12,7 @@ from speakernet.data import speech
 from speakernet.data.audio import write_audio
 from speakernet.files import FileError
 from speakernet.inference.recordings import open_recording
-from speakernet.inference.who.segmentation import HOP_FRAMES, Segmenter, segment
+from speakernet.inference.who.segmentation import HOP_FRAMES, open_model, segment
 from tests.inference.conftest import spoken
 
 REFERENCE = Path(__file__).resolve().parents[4] / "shared" / "reference" / "segmentation-3.0.onnx"
@@ -54,7 +54,7 @@ def graph(path, levels=LEVELS, is_logarithm=True):
 def segmented(tmp_path_factory):
     path = graph(tmp_path_factory.mktemp("segmentation") / "levels.onnx")
     samples = np.repeat(SPOKEN, (16000 * np.diff(TIMES)).astype(int)).astype(np.float32)
-    return Segmenter(path).segment(open_recording(samples, 16000, 16000))
+    return segment(open_recording(samples, 16000, 16000), path)
 
 
 def test_frames(segmented):
@@ -107,7 +107,7 @@ def test_bad_models(tmp_path, calibrated, refuse):
     for name, value in {"text": "ONNX", "six": "(589, 6)", "scores": "output"}.items():
         path = tmp_path / f"{name}.onnx"
         with pytest.raises(FileError, match=r"589 frames x 7") as caught:
-            Segmenter(path)
+            open_model(path)
         assert str(path) in str(caught.value) and value in str(caught.value)
     write_audio(tmp_path / "a.wav", np.zeros(16000, np.float32))
     for words, value in {
@@ -143,5 +143,5 @@ def test_command(rate, tmp_path, calibrated, call, monkeypatch):
 
 @pytest.mark.skipif(not REFERENCE.is_file(), reason="needs the published segmentation model")
 def test_published_model():
-    found = Segmenter(REFERENCE).segment(open_recording(np.zeros(16000, np.float32), 16000, 16000))
+    found = segment(open_recording(np.zeros(16000, np.float32), 16000, 16000), REFERENCE)
     assert found.classes.shape == (1, 589) and found.speech[:50].max() < 0.1
