@@ -72,8 +72,14 @@ def run(arguments: argparse.Namespace) -> int:
     )
     # Whole recordings by default, as in published protocols. Decisions are about detected speech,
     # and embeddings should only be compared with those made in the same way.
-    if arguments.speech:
+    if arguments.speech and verifier.cuts_speech:
         source = cut_to_speech(source)
+    elif arguments.speech:
+        logger.warning(
+            "%s decides about whole recordings, which are embedded: %s",
+            verifier.name,
+            verifier.rule.caution,
+        )
     embedded = embed_files(
         verifier, source, names, arguments.out, skips_broken=arguments.skip_broken, part=part
     )

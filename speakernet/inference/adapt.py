@@ -30,6 +30,7 @@ from speakernet.data.lists import (
 from speakernet.data.names import original_name, session_of
 from speakernet.data.opening import open_source
 from speakernet.data.sources import AudioSource
+from speakernet.data.speech import cut_to_speech
 from speakernet.evaluation import adaptation
 from speakernet.evaluation.adaptation import Transform
 from speakernet.evaluation.embedding import Embedder, Forward, preparation_in_words, weights_digest
@@ -38,7 +39,7 @@ from speakernet.evaluation.figures import compare_scores, figures, why_no_error_
 from speakernet.evaluation.fitting import Fit, fit_scores
 from speakernet.evaluation.metrics import eer
 from speakernet.evaluation.options import ADAPTATIONS, EvaluationOptions
-from speakernet.evaluation.scoring import WHOLE, Plda, cosine_scores, verifying_backend
+from speakernet.evaluation.scoring import VERIFYING, WHOLE, Plda, cosine_scores, verifying_backend
 from speakernet.evaluation.several import first_of_each, fit_several_on_people
 from speakernet.evaluation.speakers import Speakers, read_csv, speakers_of
 from speakernet.files import check_writable
@@ -217,7 +218,7 @@ def adapt(
         speakers = domain.who.speakers
         notes.insert(0, _held_out_error(name, tried, speakers, scored))
         prior = default_of(EvaluationOptions, "calibration_prior")
-        fit = fit_scores(*scored, prior, verifying_backend(contents).describe(WHOLE))
+        fit = fit_scores(*scored, prior, verifying_backend(contents).describe(VERIFYING))
         several = fit_several_on_people(transform.apply(domain.rows), speakers, transform.plda)
         fit = replace(fit, several=several)
         contents |= fit.changes(contents)
@@ -532,7 +533,6 @@ def _inspect(
     with Bar("inspecting", len(names), "recording") as bar:
         for row, name in enumerate(bar.over(names)):
             try:
-                # The recording is inspected here but embedded whole later, as lists are.
                 quality = inspect_recording(verifier.open(source.read(name), source.sample_rate))
             except AudioError as error:
                 refused[row] = str(error).replace("the array", name)
@@ -554,11 +554,12 @@ def _embed(
     names: StringTable,
     description: str,
 ) -> ndarray:
-    """Embeddings (utterances, dim) float64, equal to those of `SpeakerVerifier.embed`."""
+    """Embeddings (utterances, dim) float64 of detected speech, as for decisions."""
     # Folded like a verifier's network: the back end has to be fitted on exactly the embeddings that
     # it will receive.
     embedding_net = fold_network(net).to(verifier.device)
-    return verifier.embed_source(source, names, description, embedding_net).astype(np.float64)
+    speech = cut_to_speech(source)
+    return verifier.embed_source(speech, names, description, embedding_net).astype(np.float64)
 
 
 def for_telephones(net: SpeakerNet) -> SpeakerNet:

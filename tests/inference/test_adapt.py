@@ -41,8 +41,8 @@ def adapted(voices, uncalibrated, tmp_path_factory):
 
 def test_adapted_embeddings(voices, uncalibrated, adapted):
     files = sorted(map(str, voices.glob("s*/*.wav")))
-    plain = speakernet.load(uncalibrated, "cpu").embed(files)
-    white = speakernet.load(adapted / "whitening.pt", "cpu").embed(files)
+    plain = speakernet.load(uncalibrated, "cpu").embed(files, speech=True)
+    white = speakernet.load(adapted / "whitening.pt", "cpu").embed(files, speech=True)
     covariance = np.cov(plain.T, bias=True)
     identity = np.trace(covariance) / len(covariance) * np.eye(len(covariance))
     variances, directions = np.linalg.eigh(0.2 * covariance + 0.8 * identity)
@@ -50,8 +50,18 @@ def test_adapted_embeddings(voices, uncalibrated, adapted):
     assert_allclose(white, expected, atol=1e-4)
     # Adapting an adapted model starts from its embeddings before adaptation.
     again = adapt(adapted / "plda.pt", [voices], out=adapted / "again.pt", method="whitening")
-    embedding = speakernet.load(again.path, "cpu").embed(files[:1])
+    embedding = speakernet.load(again.path, "cpu").embed(files[:1], speech=True)
     assert_allclose(embedding, white[:1], atol=1e-5)
+
+
+def test_noise_is_not_the_voice(voices, adapted, random):
+    verifier = speakernet.load(adapted / "plda.pt", "cpu")
+    hiss = 1e-3 * random.standard_normal(20 * 16000)
+    first, *strangers = (read_audio(voices / f"s0{row}/3.wav") for row in range(5))
+    for stranger in strangers:
+        clips = np.append(first, hiss), np.append(stranger, hiss)
+        assert not verifier.verify(*clips, sample_rate=16000).same_speaker
+    assert "whole" not in verifier.rule.caution
 
 
 @pytest.mark.slow
@@ -60,7 +70,8 @@ def test_commands(voices, adapted, tmp_path, call):
     first, second, third = (voices / name for name in ("s00/3.wav", "s00/4.wav", "s01/3.wav"))
     verifier = speakernet.load(path, "cpu")
     same, other = (verifier.verify(first, audio).score for audio in (second, third))
-    expected = verifier.plda.scores(*map(verifier.embed, (first, second)))[0, 0]
+    embeddings = [verifier.embed(audio, speech=True) for audio in (first, second)]
+    expected = verifier.plda.scores(*embeddings)[0, 0]
     assert same == pytest.approx(expected, rel=1e-5) and same > other
     model = f"--model {path}"
     status, out, _ = call(f"verify {first} {second} {model} --json")

@@ -182,6 +182,12 @@ def test_files_of_0_3_compare_whole_recordings(
     files = f"{spoken}/s00/3.wav {spoken}/s00/4.wav"
     assert call(f"verify {files} --model {whole_model}")[0] in (0, 1)
     assert caplog.text.count(RECALIBRATE) == 1 and "speakernet calibrate" in caplog.text
+    # `embed --speech` embeds what is compared.
+    out = tmp_path / "e.npz"
+    run_command(f"embed {files} --model {whole_model} --speech --out {out}")
+    with np.load(out) as embedded:
+        compared = old.compare(*embedded["embeddings"][:, None])
+    assert compared == pytest.approx(old.verify(*files.split()).score, abs=1e-5)
     # Speech is still needed.
     with pytest.raises(AudioError, match="no speech"):
         old.verify(first, hiss(3, level=0.1), sample_rate=RATE)
