@@ -12,7 +12,19 @@ from speakernet.data import speech
 from speakernet.data.audio import read_audio, write_audio
 from speakernet.data.lists import StringTable
 from speakernet.data.sources import FolderSource
-from speakernet.data.speech import cut_to_speech, find_speech, speech_of, speech_probabilities
+from speakernet.data.speech import (
+    cut_to_speech,
+    default_detector,
+    find_speech,
+    speech_of,
+    speech_probabilities,
+)
+
+
+@pytest.fixture(autouse=True)
+def usual_detector(monkeypatch):
+    """The detector of the package, which tests/inference/conftest.py replaces for its session."""
+    monkeypatch.setattr(speech, "default_detector", default_detector)
 
 
 def test_same_as_its_package():
@@ -80,7 +92,7 @@ def test_offset_rate_and_pieces(monkeypatch):
     by energy, as without the network's weights.
     """
     monkeypatch.setattr(speech, "_network", lambda: None)
-    assert speech.default_detector() == speech.ENERGY
+    assert default_detector() == speech.ENERGY
     random = np.random.default_rng(1)
     is_loud = np.repeat([False, True, False, True, False], [16000, 32000, 16000, 16000, 16000])
     waveform = (np.where(is_loud, 0.1, 0.001) * random.standard_normal(len(is_loud))).astype(
