@@ -39,7 +39,7 @@ from speakernet.evaluation.figures import compare_scores, figures, why_no_error_
 from speakernet.evaluation.fitting import Fit, fit_scores
 from speakernet.evaluation.metrics import eer
 from speakernet.evaluation.options import ADAPTATIONS, EvaluationOptions
-from speakernet.evaluation.scoring import VERIFYING, WHOLE, Plda, cosine_scores, verifying_backend
+from speakernet.evaluation.scoring import VERIFYING, Plda, cosine_scores, verifying_backend
 from speakernet.evaluation.several import first_of_each, fit_several_on_people
 from speakernet.evaluation.speakers import Speakers, read_csv, speakers_of
 from speakernet.files import check_writable
@@ -721,7 +721,7 @@ def _compare(
         (verifier.embedding_net, verifier.contents),
         (fold_network(adapted.net), adapted.contents),
     ):
-        embedder = Embedder(net, WHOLE, Forward(verifier.device))
+        embedder = Embedder(net, VERIFYING, Forward(verifier.device))
         scores.append(score_trials(embedder, verifying_backend(model), trials, source).scores)
     result = compare_scores(
         trials,
