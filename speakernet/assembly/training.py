@@ -26,7 +26,7 @@ from speakernet.data.lookup import default_cache_folder
 from speakernet.frontend.perturbation import keep_draws_eager
 from speakernet.losses.classification import SpeakerLoss
 from speakernet.losses.options import LOSSES
-from speakernet.machine.device import choose_backend, choose_device, find_device
+from speakernet.machine.device import choose_device, find_device
 from speakernet.machine.settings import optimize_torch_settings
 from speakernet.models.layers import is_safe_in_channels_last
 from speakernet.models.model_file import model_file_contents
@@ -113,7 +113,6 @@ def refuse_impossible(config: Config, net: SpeakerNet, device: torch.device) -> 
     # These are called only for the errors they raise.
     if config.augment.enabled:
         refuse_lacking(config.augment.real_codecs)
-    choose_backend(config.runtime, device)
     choose_precision(config.runtime.precision, device)
     optimizers.should_fuse(config.optimizer, device)
     if config.runtime.gradient_checkpointing:

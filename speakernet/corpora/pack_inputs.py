@@ -196,7 +196,8 @@ class ArchiveInput(PackInput):
             content = archive.read(member)
         label = f"{archive.name}: {archive.files[member]}"
         opened, info = open_audio_bytes(content, label)
-        return _samples_of(opened, info, label, sample_rate)
+        with reading(label, EXPECTED, AudioError):
+            return _samples_of(opened, info, label, sample_rate)
 
 
 def _samples_of(file: IO[bytes], info: AudioInfo, name: str, sample_rate: int) -> ndarray:
@@ -206,8 +207,7 @@ def _samples_of(file: IO[bytes], info: AudioInfo, name: str, sample_rate: int) -
         logger.warning(
             "%s: cut off: the file is shorter than its header says; packed as it is", name
         )
-    with reading(name, EXPECTED, AudioError):
-        return to_int16(crop_of_file(file, info, name, 0, None, sample_rate))
+    return to_int16(crop_of_file(file, info, name, 0, None, sample_rate))
 
 
 def _absent(source: PackInput, row: int) -> AudioError:

@@ -231,13 +231,6 @@ def open_audio_bytes(
                 return _decode_with_ffmpeg(content, name, max_seconds)
 
 
-def read_audio_bytes(content: bytes, name: str, sample_rate: int = SAMPLE_RATE) -> ndarray:
-    """`read_audio` for a whole file that is already in memory; `name` is for messages."""
-    file, info = open_audio_bytes(content, name)
-    with reading(name, EXPECTED, AudioError):
-        return crop_of_file(file, info, name, 0, None, sample_rate)
-
-
 def read_audio(
     path: str | Path,
     start: int = 0,

@@ -20,6 +20,8 @@ UTILISATION_SECONDS = 0.25
 def choose_device(options: MachineOptions) -> torch.device:
     """The device selected by the options, made torch's current one and logged with the reason."""
     device = find_device(options)
+    # Refused in one process too, or the mistake would show only when a second one joins.
+    choose_backend(options, device)
     if device.type == "cpu":
         # Training on a CPU instead of a GPU takes days longer, so the reason is logged, with a
         # warning if the machine has a GPU.

@@ -211,7 +211,6 @@ METRIC = {"loss": {"name": "angleproto"}, "data": {"utterances_per_speaker": 2, 
         ),
         ({"runtime": {"compile": "on", "device": "cpu"}}, "C\\+\\+ compiler"),
         ({"runtime": {"precision": "fp16"}}, "fp16"),
-        ({"runtime": {"backend": "nccl"}}, "nccl, which needs GPUs"),
         ({"augment": CODED}, "codecs: amr-wb.*ffmpeg"),
     ],
 )

@@ -51,6 +51,8 @@ def test_choose_device(gpus, caplog):
     assert gpus == [torch.device("cuda:1")] and "cuda:1 (made-up 1)" in caplog.text
     choose_device(MachineOptions(device="cpu"))
     assert "device: cpu (" in caplog.text and len(gpus) == 1
+    with pytest.raises(ValueError, match="nccl, which needs GPUs"):
+        choose_device(MachineOptions(device="cpu", backend="nccl"))
 
 
 def test_missing_gpu(gpus, monkeypatch):

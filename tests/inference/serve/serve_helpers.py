@@ -24,6 +24,11 @@ def wav(samples, rate=RATE, kind="WAV"):
     return file.getvalue()
 
 
+def samples_of(content):
+    """The samples of an upload."""
+    return soundfile.read(io.BytesIO(content), dtype="float32")[0]
+
+
 def refused(answer, status, code):
     """The message of a refusal of this kind."""
     error = answer.json()["error"]

@@ -10,9 +10,8 @@ import pytest
 import soundfile
 
 import speakernet
-from speakernet.data.audio import read_audio_bytes
 from tests.inference.conftest import sentence
-from tests.inference.serve.serve_helpers import RATE, files, refused, serving, wav
+from tests.inference.serve.serve_helpers import RATE, files, refused, samples_of, serving, wav
 
 ANNA = "Anna"
 AERZTE = "Ärzte/⁂ ' \" <b>"
@@ -32,7 +31,7 @@ def test_verify(verify, models, voices):
     verifier = speakernet.load(models[0], "cpu")
     for second in (voices[0][1], voices[3][0]):
         answer = verify(voices[0][0], second).json()
-        clips = [read_audio_bytes(wav(clip), "a clip") for clip in (voices[0][0], second)]
+        clips = [samples_of(wav(clip)) for clip in (voices[0][0], second)]
         decision = verifier.verify(*clips, sample_rate=RATE)
         assert answer["score"] == pytest.approx(decision.score, abs=1e-4)
         ratio = decision.log_likelihood_ratio
@@ -113,7 +112,7 @@ def test_people(server, voices):
 
 def test_streams(server, verify, voices):
     long = np.concatenate(voices[0][1:])[: 4 * RATE]
-    samples = (32768 * read_audio_bytes(wav(long), "a clip")).astype("<i2")
+    samples = (32768 * samples_of(wav(long))).astype("<i2")
     clip = files(reference=voices[0][0])
 
     def begin(**form):

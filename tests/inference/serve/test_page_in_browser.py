@@ -9,10 +9,10 @@ import pytest
 import speakernet
 from speakernet.corpora.synthetic.speech import synthetic_speech
 from speakernet.data import speech
-from speakernet.data.audio import read_audio_bytes, write_audio
+from speakernet.data.audio import write_audio
 from speakernet.inference.serve.in_browser import page_files
 from tests.browser import NEEDS_BROWSER, Browser
-from tests.inference.serve.serve_helpers import serving, wav
+from tests.inference.serve.serve_helpers import samples_of, serving, wav
 
 pytestmark = NEEDS_BROWSER
 
@@ -129,7 +129,7 @@ def test_model_in_the_browser(browser, models, runtime, shared_data, monkeypatch
             drop(browser, "first", first)
             drop(browser, "second", second)
             browser.click("#compare")
-            clips = [read_audio_bytes(clip, "a clip") for clip in (first, second)]
+            clips = [samples_of(clip) for clip in (first, second)]
             score = verifier.verify(*clips, sample_rate=16000).score
             browser.wait_for_text("#compare-answer", f"score {score:.3f}")
         drop(browser, "first", wav(np.zeros(16000, np.float32)))
