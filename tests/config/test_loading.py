@@ -356,9 +356,15 @@ def test_old_names():
                 assert field in known_fields(section), f"--{name} leads to {key}"
 
 
-def test_a_mode_asks_for_compiling():
-    runtime = load_line("--torch_compile_mode reduce-overhead").config.runtime
-    assert (runtime.compile, runtime.compile_mode) == ("on", "reduce-overhead")
+def test_names_that_people_type():
+    words = (
+        "--learning_rate 0.5 --num_workers 3 --max_epochs 7 --output_dir exps/x "
+        "--torch_compile_mode reduce-overhead"
+    )
+    config = load_line(words).config
+    assert (config.optimizer.learning_rate, config.data.num_workers) == (0.5, 3)
+    assert (config.training.max_epochs, config.training.save_path) == (7, "exps/x")
+    assert (config.runtime.compile, config.runtime.compile_mode) == ("on", "reduce-overhead")
 
 
 def test_a_limit_of_trials_does_not_apply_to_scoring():

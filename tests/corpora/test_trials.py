@@ -269,6 +269,12 @@ def test_held_out_speakers(training):
     assert int(held.trials.labels.sum()) == 60 and len(held.trials) == 180
 
 
+def test_seed(training):
+    first, again, different = (hold_out(training, 4, seed=seed).trials for seed in (3, 3, 4))
+    assert first.sha256 == again.sha256 and first.checksum == again.checksum
+    assert first.sha256 != different.sha256 and set(first.names) != set(different.names)
+
+
 @pytest.mark.parametrize("number", [1, 13])
 def test_too_few_speakers(training, number):
     with pytest.raises(ListError, match=rf"--speakers {number}: .* 14 .* 12 .*; expected 2 to 12"):

@@ -70,6 +70,13 @@ def test_min_cllr(rows):
     assert min_cllr(rates) == pytest.approx(cllr(llrs, labels), abs=1e-9)
 
 
+def test_figures_by_hand():
+    # No misses costs a false-accept rate of one half: 0.99 * 0.5 / 0.01; rejecting 0.35 costs half
+    # the targets.
+    rates = error_rates(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1]))
+    assert min_dcf_point(rates, 0.01)[0] == pytest.approx(0.5)
+
+
 def test_figures_of_ratios():
     assert cllr(np.log([1 / 3, 3.0]), np.array([0, 1])) == pytest.approx(np.log2(4 / 3))
     # At a prior of 0.01 the threshold is ln 99 = 4.595, so one of two targets is missed.
