@@ -10,9 +10,10 @@ import soundfile
 from numpy.testing import assert_allclose, assert_array_equal
 
 from speakernet.data import lengths
-from speakernet.data.audio import AudioError, audio_info, read_audio, read_audio_bytes
+from speakernet.data.audio import AudioError, audio_info, read_audio
 from speakernet.data.lists import StringTable
 from speakernet.data.sources import FolderSource
+from tests.data.test_audio import read_bytes
 
 FRAME_SAMPLES, DELAY = 576, 529  # of MP3 at 16 kHz
 WITHOUT_TAG = b"\xff\xf3\x88\xc4"  # 64 kbit/s, 16 kHz, mono, no checksum
@@ -75,13 +76,13 @@ def test_mp3_without_a_length(tmp_path, random, mode, tags):
     assert (expected + DELAY) % FRAME_SAMPLES == 0
     found = read_audio(path)
     assert len(found) == expected
-    reference = read_audio_bytes(whole, "with its length")
+    reference = read_bytes(whole)
     assert len(reference) == 64000
     lag = int(np.argmax(np.correlate(found, reference[20000:28000], "valid"))) - 20000
     assert_allclose(found[lag + 20000 : lag + 60000], reference[20000:60000], atol=1e-3)
     # After a seek, the first few milliseconds may lack bits of earlier frames.
     assert_allclose(read_audio(path, 40000, 5000)[200:], found[40200:45000], atol=1e-3)
-    assert_array_equal(read_audio_bytes(path.read_bytes(), "in memory"), found)
+    assert_array_equal(read_bytes(path.read_bytes()), found)
 
 
 def test_a_learned_length_is_kept(tmp_path, monkeypatch):
@@ -106,13 +107,13 @@ def test_joined_mp3():
         second + plain,
         first + b"TAG" + bytes(125) + b"ID3\4\0\0\0\0\0\0" + other,
     ):
-        found = read_audio_bytes(content, "joined.mp3")
+        found = read_bytes(content)
         assert len(found) == pytest.approx(5 * 16000, abs=6 * FRAME_SAMPLES)
         spectrum = np.abs(np.fft.rfft(found[-32000:-16000]))
         assert np.argmax(spectrum) == 1000
     # With its length, an MP3 is as long as what was encoded.
-    assert len(read_audio_bytes(first, "a.mp3")) == 32000
-    assert len(read_audio_bytes(first + b"APETAGEX" + bytes(40_000), "a.mp3")) == 32000
+    assert len(read_bytes(first)) == 32000
+    assert len(read_bytes(first + b"APETAGEX" + bytes(40_000))) == 32000
 
 
 def test_cut_mp3_without_a_length(tmp_path):
@@ -132,10 +133,10 @@ def test_flac_of_unknown_length(tmp_path, random, rate, channels, subtype):
     path = tmp_path / "a.flac"
     path.write_bytes(content)
     assert audio_info(path).num_samples == 2 * rate + 17
-    expected = read_audio_bytes(known, "known")
+    expected = read_bytes(known)
     assert_array_equal(read_audio(path), expected)
     assert_array_equal(read_audio(path, 30000, 500), expected[30000:30500])
-    assert_array_equal(read_audio_bytes(bytes(content), "in memory"), expected)
+    assert_array_equal(read_bytes(bytes(content)), expected)
 
 
 @pytest.mark.parametrize("subtype", ["VORBIS", "OPUS"])
